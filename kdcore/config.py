@@ -1,0 +1,312 @@
+"""`params.yaml` of a study as frozen, strict objects.
+
+Every stage lists in `dvc.yaml` the sections it reads, so a section holds what one kind of stage needs
+and nothing else. Unknown keys are errors that name the nearest known one.
+"""
+
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from ruamel.yaml import YAML, YAMLError
+
+from kdcore.errors import UserError, did_you_mean
+
+
+T = TypeVar("T", bound=BaseModel)
+
+
+class Strict(BaseModel):
+    """Base of all settings: no unknown keys, no changes after construction."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class MethodConfig(Strict):
+    """Base of the `Config` of a method file: hyper-parameters with the paper's defaults."""
+
+
+class TeacherModel(Strict):
+    """Where the teacher's pre-trained weights and tokenizer come from.
+
+    `source` is a hub id, a local folder, or `package:NAME` for weights that travel in a Python package.
+    """
+
+    source: str
+    revision: str | None = None
+
+
+class StudentModel(Strict):
+    """How the student is initialised.
+
+    `source` as for the teacher, or `teacher`: this dataset's fine-tuned teacher.
+    `layers` picks transformer layers of the source, counted from 1: `first`, `last` or `even` with
+    `depth`, or an explicit list; None keeps the source as it is.
+    """
+
+    source: str = "teacher"
+    revision: str | None = None
+    layers: Literal["first", "last", "even"] | tuple[int, ...] | None = None
+    depth: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _depth_goes_with_a_rule(self) -> Self:
+        if isinstance(self.layers, str) != (self.depth is not None):
+            raise ValueError("`depth` goes with `layers: first`, `last` or `even`, and only with these")
+        return self
+
+
+class Pair(Strict):
+    """Teacher and student of a study. `max_length` counts tokens, special tokens included."""
+
+    teacher: TeacherModel
+    student: StudentModel = StudentModel()
+    max_length: int = Field(default=128, ge=4)
+
+
+class Files(Strict):
+    """The user's own tables, relative to the study folder and inside its `data/`, so that DVC sees changes.
+
+    CSV, JSONL or Parquet by file ending.
+    """
+
+    train: str | None = None
+    validation: str | None = None
+    test: str | None = None
+
+
+class OutOfDomain(Strict):
+    """A set of the user's own that only evaluates; columns default to those of the dataset."""
+
+    file: str
+    text: str | None = None
+    text_pair: str | None = None
+    label: str | None = None
+    labels: tuple[str, ...] | None = None
+    """Names of this file's classes where they differ; joined with the dataset's by `label_map`."""
+    label_map: dict[str, str] = {}
+    """From the dataset's label names to this file's, e.g. {contradiction: neutral}."""
+
+
+class Data(Strict):
+    """What a dataset consists of. Built-in names (`rte`, `movies`, ...) need none of the first block."""
+
+    files: Files | None = None
+    text: str | None = None
+    text_pair: str | None = None
+    label: str | None = None
+    labels: tuple[str, ...] | None = None
+    """Class names in order of their ids; None with `files` means a score to regress."""
+    score_range: tuple[float, float] | None = None
+    metrics: tuple[str, ...] = ()
+    """First one selects; built-in datasets bring their own."""
+    ood: dict[str, OutOfDomain] = {}
+
+    source: str | None = None
+    """Replaces the built-in source: a hub id or a local folder in the hub's layout."""
+    revision: str | None = None
+    ood_sets: tuple[str, ...] | None = None
+    """Which of the built-in out-of-domain partners to use; None means all."""
+    train_rows: int | None = Field(default=None, ge=1)
+    """A seeded random part of the training split of this size."""
+    eval_rows: int | None = Field(default=None, ge=1)
+    """The first rows of each evaluation split; for smoke runs only, named in every result."""
+    selection: Literal["validation", "held_out"] = "validation"
+    """Which rows choose the checkpoint: the validation split, as the papers do, or a part of train."""
+    held_out_share: float = Field(default=0.1, gt=0, lt=0.5)
+    margin: float | None = Field(default=None, ge=0)
+    """`movies` only: ratings nearer to zero than this are dropped."""
+    seed: int = 0
+
+
+class Training(Strict):
+    """One training run. Defaults follow `docs/methods` (AdamW, linear decay, 10 % warm-up)."""
+
+    epochs: float = Field(default=3, gt=0)
+    batch_size: int = Field(default=32, ge=1)
+    """Examples per optimiser step, over all micro-batches and devices."""
+    accumulation: int = Field(default=1, ge=1)
+    """Micro-batches per step; divides `batch_size`."""
+    learning_rate: float = Field(default=5e-5, gt=0)
+    weight_decay: float = Field(default=0.01, ge=0)
+    warmup_share: float = Field(default=0.1, ge=0, lt=1)
+    schedule: Literal["linear", "constant"] = "linear"
+    clip_norm: float = Field(default=1.0, gt=0)
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """`auto` is bf16 where the hardware computes it natively (CPU or CUDA), else fp32."""
+    patience: int | None = Field(default=None, ge=1)
+    """Evaluations without improvement before stopping; None never stops early."""
+    keep: Literal["best", "last"] = "best"
+    compile: bool = False
+    seed: int = 0
+    """Of the teacher; students take theirs from `study.seeds`."""
+
+    @model_validator(mode="after")
+    def _accumulation_divides_the_batch(self) -> Self:
+        if self.batch_size % self.accumulation:
+            raise ValueError(f"accumulation {self.accumulation} does not divide batch_size {self.batch_size}")
+        return self
+
+
+class Dataset(Strict):
+    """One dataset of a study. `teacher` and `student` replace fields of `training` for this dataset."""
+
+    data: Data
+    teacher: dict[str, Any]
+    student: dict[str, Any]
+
+
+class BothTrainings(Strict):
+    """Defaults of the study for teacher and student training."""
+
+    teacher: Training
+    student: Training
+
+
+class Selection(Strict):
+    """What the study runs; each list is a matrix axis in `dvc.yaml`."""
+
+    datasets: tuple[str, ...] = Field(min_length=1)
+    methods: tuple[str, ...] = Field(min_length=1)
+    seeds: tuple[int, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _no_repeats(self) -> Self:
+        for field in ("datasets", "methods", "seeds"):
+            values = getattr(self, field)
+            repeated = sorted({v for v in values if values.count(v) > 1}, key=str)
+            if repeated:
+                raise ValueError(f"{field} names {repeated[0]!r} twice")
+        return self
+
+
+class StoredFeatures(Strict):
+    """Which sentence-level teacher features are computed once and stored; other needs are computed live."""
+
+    kinds: tuple[Literal["logits", "cls", "mean"], ...] = ("logits", "mean")
+    dtype: Literal["float16", "bfloat16", "float32"] = "float16"
+    batch_size: int = Field(default=64, ge=1)
+
+
+class TeacherGate(Strict):
+    """What to do with a teacher that does not beat the majority class."""
+
+    allow_weak: bool = False
+
+
+class Evaluation(Strict):
+    """Evaluation of teacher and students. Latency runs on this machine and is no out of DVC."""
+
+    batch_size: int = Field(default=64, ge=1)
+    latency: bool = True
+    submission: bool = True
+
+
+class Study(Strict):
+    """The whole of `params.yaml`.
+
+    `code` is the folder of the kdflow checkout, seen from the study folder.
+    """
+
+    code: str
+    study: Selection
+    pair: Pair
+    training: BothTrainings
+    datasets: dict[str, Dataset]
+    methods: dict[str, dict[str, Any]]
+    features: StoredFeatures
+    gate: TeacherGate
+    evaluation: Evaluation
+
+    @model_validator(mode="after")
+    def _names_are_declared(self) -> Self:
+        for section in ("datasets", "methods"):
+            known = getattr(self, section)
+            for name in getattr(self.study, section):
+                if name not in known:
+                    raise ValueError(f"study.{section} names {name!r}, which has no entry under `{section}`; "
+                                     f"{did_you_mean(name, known)}")
+        for name in self.datasets:
+            self.teacher_training(name)
+            self.student_training(name)
+        return self
+
+    def teacher_training(self, dataset: str) -> Training:
+        """Training of the teacher on a dataset: the study's defaults under the dataset's overrides."""
+        return _override(self.training.teacher, self.datasets[dataset].teacher, f"datasets.{dataset}.teacher")
+
+    def student_training(self, dataset: str) -> Training:
+        """Training of students on a dataset: the study's defaults under the dataset's overrides."""
+        return _override(self.training.student, self.datasets[dataset].student, f"datasets.{dataset}.student")
+
+    def dataset(self, name: str) -> Dataset:
+        """The declaration of a dataset; raises UserError with near names."""
+        if name not in self.datasets:
+            raise UserError(f"dataset {name!r} is not declared in params.yaml; {did_you_mean(name, self.datasets)}")
+        return self.datasets[name]
+
+    def method(self, name: str) -> dict[str, Any]:
+        """The hyper-parameters of a method as written; raises UserError with near names."""
+        if name not in self.methods:
+            raise UserError(f"method {name!r} is not declared in params.yaml; {did_you_mean(name, self.methods)}")
+        return self.methods[name]
+
+
+def load(path: Path) -> Study:
+    """Read and check a `params.yaml`.
+
+    Raises:
+        UserError: the file is missing, is no YAML mapping, or a value does not fit.
+    """
+    try:
+        content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; run inside a study folder or name one with --study") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 (byte {error.start}); save it as UTF-8") from None
+    except YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" line {where.line + 1}" if where else ""
+        raise UserError(f"{path}{line} is not valid YAML: {getattr(error, 'problem', error)}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} holds {type(content).__name__}, expected sections such as `study:` and `pair:`")
+    return parse(Study, content, str(path))
+
+
+def parse(model: type[T], content: dict[str, Any], where: str) -> T:
+    """Build settings from plain values; the first problem becomes a UserError of one line."""
+    try:
+        return model.model_validate(content)
+    except pydantic.ValidationError as error:
+        raise UserError(f"{where}: {_first_problem(model, error)}") from None
+
+
+def _override(base: Training, changes: dict[str, Any], where: str) -> Training:
+    return parse(Training, base.model_dump() | changes, where)
+
+
+def _first_problem(model: type[BaseModel], error: pydantic.ValidationError) -> str:
+    problem = error.errors()[0]
+    place = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        name = str(problem["loc"][-1])
+        known = _fields_at(model, problem["loc"][:-1])
+        return f"unknown key `{place}`; {did_you_mean(name, known)}" if known else f"unknown key `{place}`"
+    if problem["type"] == "missing":
+        return f"`{place}` is missing"
+    text = problem["msg"].removeprefix("Value error, ")
+    return f"{place} = {problem['input']!r}: {text}" if place and problem["type"] != "value_error" else text
+
+
+def _fields_at(model: Any, place: tuple[int | str, ...]) -> list[str]:
+    for part in place:
+        if isinstance(model, type) and issubclass(model, BaseModel) and part in model.model_fields:
+            model = model.model_fields[str(part)].annotation
+        else:
+            model = next((a for a in getattr(model, "__args__", ()) if isinstance(a, type)
+                          and issubclass(a, BaseModel)), None)
+        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+            model = next((a for a in getattr(model, "__args__", ()) if isinstance(a, type)
+                          and issubclass(a, BaseModel)), model)
+    return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []

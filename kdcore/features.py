@@ -1,0 +1,95 @@
+"""The vocabulary between models, the teacher store and objectives: which tensor of which layer.
+
+Axes: b batch, t tokens, d width, h heads, c classes, v vocabulary.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+Kind = Literal["logits", "cls", "mean", "hidden", "query", "key", "value", "scores", "mlm_logits"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+SENTENCE_KINDS: frozenset[Kind] = frozenset({"logits", "cls", "mean"})
+
+
+@dataclass(frozen=True, order=True)
+class FeatureKey:
+    """One tensor of one model; its `name` is also a column of the teacher store.
+
+    Layer 0 is the embedding output, 1..n are the transformer layers, for every kind.
+    `logits` and `mlm_logits` belong to no layer and carry 0.
+
+    kind        shape           meaning
+    logits      [b, c]          output of the sequence-classification head
+    cls         [b, d]          state of token 0
+    mean        [b, d]          mean over real tokens (padding left out)
+    hidden      [b, t, d]       all token states
+    query, key, value [b, h, t, d/h]  projections inside layer l (l >= 1)
+    scores      [b, h, t, t]    attention scores before mask and softmax, no dropout (l >= 1)
+    mlm_logits  [b, t, v]       output of the masked-language-model head
+    """
+
+    kind: Kind
+    layer: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"unknown feature kind {self.kind!r}; known: {', '.join(KINDS)}")
+        if self.layer < 0:
+            raise ValueError(f"layer {self.layer} of {self.kind}: layers count from 0 (embeddings)")
+
+    @property
+    def name(self) -> str:
+        """Column and file name, e.g. `mean-03`."""
+        return self.kind if self.kind in ("logits", "mlm_logits") else f"{self.kind}-{self.layer:02d}"
+
+    @property
+    def is_sentence_level(self) -> bool:
+        """True when there is one vector per example, so no token alignment is needed."""
+        return self.kind in SENTENCE_KINDS
+
+    @classmethod
+    def parse(cls, name: str) -> "FeatureKey":
+        """Inverse of `name`."""
+        kind, _, layer = name.partition("-")
+        return cls(kind, int(layer or 0))  # type: ignore[arg-type]
+
+
+LOGITS = FeatureKey("logits")
+
+
+def layer_keys(kind: Kind, layers: Iterable[int]) -> tuple[FeatureKey, ...]:
+    """One key per layer, in the order given."""
+    return tuple(FeatureKey(kind, layer) for layer in layers)
+
+
+class Features(Mapping[FeatureKey, Tensor]):
+    """The tensors of one model for one batch; refuses to give what was not declared.
+
+    `mask` [b, t] is 1 at real tokens; None where only sentence-level features exist.
+    """
+
+    def __init__(self, values: Mapping[FeatureKey, Tensor], mask: Int[Tensor, "b t"] | None = None) -> None:
+        self._values = dict(values)
+        self.mask = mask
+
+    def __getitem__(self, key: FeatureKey) -> Tensor:
+        try:
+            return self._values[key]
+        except KeyError:
+            have = ", ".join(k.name for k in sorted(self._values)) or "nothing"
+            raise KeyError(f"feature {key.name} was not declared in the objective's needs (declared: {have})") from None
+
+    def __iter__(self) -> Iterator[FeatureKey]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @property
+    def logits(self) -> Float[Tensor, "b c"]:
+        """Output of the classification head."""
+        return self[LOGITS]

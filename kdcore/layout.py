@@ -1,0 +1,58 @@
+"""Where the files of a study lie. Every stage reads and writes through these paths only."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(os.environ.get("KDFLOW_ROOT", Path(__file__).resolve().parents[1]))
+"""The repository: `mlflow.db`, downloaded sources and the DVC cache lie here, whatever the current folder is."""
+
+SOURCES = ROOT / ".kdflow" / "sources"
+"""Downloaded packages, verified by checksum; safe to delete."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The folders of one study. Outs of DVC lie under `artifacts/` and `results/report`."""
+
+    study: Path
+
+    @property
+    def params(self) -> Path:
+        return self.study / "params.yaml"
+
+    def prepared(self, dataset: str) -> Path:
+        return self.study / "artifacts" / "prepared" / dataset
+
+    def teacher(self, dataset: str) -> Path:
+        return self.study / "artifacts" / "teacher" / dataset
+
+    def features(self, dataset: str) -> Path:
+        return self.study / "artifacts" / "features" / dataset
+
+    def student(self, dataset: str, method: str) -> Path:
+        """Holds one folder `seed-N` per seed, each a plain transformers model folder."""
+        return self.study / "artifacts" / "student" / dataset / method
+
+    def evaluation(self, dataset: str, method: str) -> Path:
+        """`method` is `teacher` for the teacher's own evaluation."""
+        return self.study / "artifacts" / "evaluation" / dataset / method
+
+    @property
+    def report(self) -> Path:
+        return self.study / "results" / "report"
+
+    @property
+    def measured(self) -> Path:
+        """Times, throughput, latency: true of this machine only, hence no out of DVC."""
+        return self.study / "results" / "measured"
+
+    @property
+    def scratch(self) -> Path:
+        """Resume state of unfinished stages; no out of DVC, safe to delete when nothing runs."""
+        return self.study / ".kdflow" / "scratch"
+
+    @property
+    def logs(self) -> Path:
+        """One file per stage run: what the stage's process printed."""
+        return self.study / ".kdflow" / "logs"

@@ -1,0 +1,133 @@
+"""What is minimised: per-example losses with named parts, and the phases that order them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from kdcore.features import FeatureKey, Features
+
+
+@dataclass(frozen=True)
+class Dims:
+    """The numbers of one model that objectives may depend on."""
+
+    layers: int
+    width: int
+    heads: int
+    vocabulary: int
+
+
+@dataclass(frozen=True)
+class Setting:
+    """All that a method may know when it builds its phases: sizes, never models or data.
+
+    `classes` is the number of outputs; 1 with `regression`.
+    `examples` is the number of training rows; example ids are 0..examples-1.
+    """
+
+    teacher: Dims
+    student: Dims
+    classes: int
+    regression: bool
+    examples: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where training stands. `epoch` and `step` count from 0; `step` counts optimiser steps, so it is
+    constant over the micro-batches of one step and the same on every rank and after a resume."""
+
+    epoch: int
+    step: int
+    total_steps: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What an objective may know of a batch beside the features."""
+
+    ids: Int[Tensor, " b"]
+    labels: Tensor  # [b], int64 classes or float32 scores
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The features that a step reads from each model."""
+
+    student: frozenset[FeatureKey]
+    teacher: frozenset[FeatureKey] = frozenset()
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One value per example, as named unweighted parts and their weights.
+
+    `diagnostics` are scalars for the log (collapse monitor, drawn layers); they carry no gradient.
+    """
+
+    parts: Mapping[str, Float[Tensor, " b"]]
+    weights: Mapping[str, float | Float[Tensor, " b"]]
+    diagnostics: Mapping[str, float | Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.parts.keys() != self.weights.keys():
+            raise ValueError(f"loss parts {sorted(self.parts)} and weights {sorted(self.weights)} differ")
+
+    @property
+    def total(self) -> Float[Tensor, " b"]:
+        """The weighted sum of the parts, per example."""
+        return torch.stack([self.weights[name] * part for name, part in self.parts.items()]).sum(dim=0)
+
+
+class Objective(nn.Module, ABC):
+    """Maps the features of student and teacher to a `Loss`.
+
+    Learned state (projections, memory banks, actor and critic) is parameters and buffers of the
+    objective: optimised with the student, saved in checkpoints, never exported. An objective with
+    optimisers of its own leaves their parameters out of `main_parameters` and keeps their state in
+    `get_extra_state` as a byte tensor.
+    """
+
+    couples_examples: ClassVar[bool] = False
+    """True when an example's value depends on who shares its batch."""
+
+    needs: Needs
+    """Everything that `forward` may read in any step; set by the constructor."""
+
+    def needs_at(self, progress: Progress) -> Needs:
+        """The features read at this step; a subset of `needs`."""
+        return self.needs
+
+    @abstractmethod
+    def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Loss:
+        """Return one loss value per example of the batch."""
+
+    def main_parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters that the student's optimiser updates."""
+        return self.parameters()
+
+    def after_step(self, progress: Progress, dev_loss: Callable[[], float]) -> None:
+        """Called once after each optimiser step: update memory banks, learn from rewards.
+
+        `dev_loss` runs the student over the selection split in eval mode and returns its mean
+        label loss; it costs a pass and is to be called only when the value is used.
+        """
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One step of a multi-step method; phases run one after another on the same student.
+
+    `epochs` and `learning_rate` replace those of the training settings where given.
+    """
+
+    name: str
+    objective: Objective
+    epochs: float | None = None
+    learning_rate: float | None = None

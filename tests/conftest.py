@@ -1,0 +1,32 @@
+"""Fixtures for every test: offline, no telemetry, no home folder, shared data where it exists."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", KDFLOW_TRACKING="off", DVC_NO_ANALYTICS="1",
+                  DO_NOT_TRACK="1", PREFECT_SERVER_ANALYTICS_ENABLED="false")
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SHARED = REPOSITORY.parent / "shared"
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The checkout under test."""
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Real data and models beside the checkout; tests that need them skip where they are absent."""
+    if not SHARED.is_dir():
+        pytest.skip(f"needs real data in {SHARED}, which is not there")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    """Float64 test vectors."""
+    return Path(__file__).parent / "golden"
