@@ -1,0 +1,187 @@
+"""`kdflow ...`: what `dvc.yaml` calls and what people call by hand.
+
+Parses, checks names and hands over to `kdcore.stages`; no work is done here. Heavy libraries are
+imported by the stages only, so help and mistakes answer at once.
+"""
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from typer.exceptions import TyperException
+
+from kdcore import __version__, config
+from kdcore.environment import prepare_environment
+from kdcore.errors import UserError, did_you_mean
+from kdcore.layout import Layout
+
+app = typer.Typer(
+    name="kdflow",
+    help="Distil pre-trained language encoders: from raw data to a registered student.",
+    add_completion=False,
+    rich_markup_mode=None,  # plain help needs no rich, which costs a tenth of a second
+    pretty_exceptions_enable=False,
+)
+
+TEACHER = "teacher"
+INTERRUPTED = 130  # what typer returns for Ctrl-C
+
+StudyOption = Annotated[Path, typer.Option("--study", metavar="DIR", help="The study folder, with its params.yaml.")]
+DatasetArgument = Annotated[str, typer.Argument(metavar="DATASET", help="A name under `datasets` in params.yaml.")]
+MethodArgument = Annotated[str, typer.Argument(metavar="METHOD", help="A name under `methods` in params.yaml.")]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point. Exit codes: 0 done, 2 the user's mistake, 75 the study is busy, 130 interrupted.
+
+    Anything else that goes wrong is a bug and keeps its traceback.
+    """
+    prepare_environment()
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        code = app(arguments, prog_name="kdflow", standalone_mode=False)
+    except UserError as error:
+        _fail(str(error), error.exit_code)
+    except TyperException as error:
+        _fail(f"{error.format_message().rstrip('.')}; {_where_to_look(arguments)}", UserError.exit_code)
+    if code == INTERRUPTED:
+        _fail("interrupted; the same command goes on from the last checkpoint", INTERRUPTED)
+    sys.exit(code)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    if version:
+        typer.echo(__version__)
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+def prepare(dataset: DatasetArgument, study: StudyOption = Path()) -> None:
+    """Read, check and tokenise a dataset.
+
+    Example: kdflow prepare movies
+    """
+    with _inside(study) as (settings, layout):
+        settings.dataset(dataset)
+        from kdcore.stages import prepare as stage
+
+        stage.run(settings, layout, dataset)
+
+
+@app.command()
+def teacher(dataset: DatasetArgument, study: StudyOption = Path()) -> None:
+    """Fine-tune the teacher on a prepared dataset.
+
+    Example: kdflow teacher movies
+    """
+    with _inside(study) as (settings, layout):
+        settings.dataset(dataset)
+        from kdcore.stages import teacher as stage
+
+        stage.run(settings, layout, dataset)
+
+
+@app.command()
+def features(dataset: DatasetArgument, study: StudyOption = Path()) -> None:
+    """Run the teacher once over the training split and store its features.
+
+    Example: kdflow features movies
+    """
+    with _inside(study) as (settings, layout):
+        settings.dataset(dataset)
+        from kdcore.stages import features as stage
+
+        stage.run(settings, layout, dataset)
+
+
+@app.command()
+def distill(dataset: DatasetArgument, method: MethodArgument, study: StudyOption = Path()) -> None:
+    """Train one student per seed with a method.
+
+    Example: kdflow distill movies rail_kd_l
+    """
+    with _inside(study) as (settings, layout):
+        settings.dataset(dataset)
+        _check_method(settings, method)
+        from kdcore.stages import distill as stage
+
+        stage.run(settings, layout, dataset, method)
+
+
+@app.command()
+def evaluate(
+    dataset: DatasetArgument,
+    method: Annotated[str, typer.Argument(metavar="METHOD", help="A method, or `teacher` for the teacher itself.")],
+    study: StudyOption = Path(),
+) -> None:
+    """Score the students of a method, or the teacher, in and out of domain.
+
+    Example: kdflow evaluate movies rail_kd_l
+    """
+    with _inside(study) as (settings, layout):
+        settings.dataset(dataset)
+        if method != TEACHER:
+            _check_method(settings, method)
+        from kdcore.stages import evaluate as stage
+
+        stage.run(settings, layout, dataset, method)
+
+
+@app.command()
+def report(study: StudyOption = Path()) -> None:
+    """Compare everything that the study evaluated; print the table and write results/report.
+
+    Example: kdflow report --study studies/glue-cpu
+    """
+    with _inside(study) as (settings, layout):
+        from kdcore.stages import report as stage
+
+        stage.run(settings, layout)
+
+
+@contextlib.contextmanager
+def _inside(study: Path) -> Iterator[tuple[config.Study, Layout]]:
+    """Work with the study folder as current folder, as DVC does, so that relative paths mean the same.
+
+    Yields:
+        The settings and the layout of the study.
+    """
+    if not study.is_dir():
+        raise UserError(f"--study {study} is no folder; name one that holds a params.yaml, e.g. studies/glue-cpu")
+    settings = config.load(study / "params.yaml")
+    with contextlib.chdir(study):
+        yield settings, Layout(Path())
+
+
+def _check_method(settings: config.Study, name: str) -> None:
+    """Refuse a method that is not declared or has no file, before anything heavy is imported."""
+    settings.method(name)
+    from kdcore import methods
+
+    if name not in methods.names():
+        raise UserError(f"there is no method {name!r}, though params.yaml declares it; "
+                        f"{did_you_mean(name, methods.names())}")
+
+
+def _where_to_look(arguments: Sequence[str]) -> str:
+    commands = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
+    command = next((a for a in arguments if not a.startswith("-")), None)
+    return f"see `kdflow {command} --help`" if command in commands else f"commands: {', '.join(commands)}"
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    """Say what is wrong on one line of stderr and exit."""
+    print(f"kdflow: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
