@@ -1,0 +1,124 @@
+"""Tiny random models of the six families with tokenizers built on the spot: nothing is downloaded.
+
+The tokenizers know every lower-case letter, digit and some punctuation, so that any text can be cut into
+known pieces, and a few whole words, so that pieces differ in length.
+"""
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import (
+    AutoModelForSequenceClassification,
+    BertConfig,
+    DistilBertConfig,
+    ElectraConfig,
+    MPNetConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    XLMRobertaConfig,
+)
+
+FAMILIES = ("bert", "distilbert", "roberta", "mpnet", "xlm-roberta", "electra")
+POSITIONS = 64
+"""Tokens that a tiny model takes, special tokens included."""
+
+WORDS = ("the", "a", "film", "plot", "actor", "good", "bad", "great", "awful", "fine", "dull", "was", "is", "and",
+         "not", "very", "he", "she", "they", "saw", "liked", "hated", "it", "of", "in")
+CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,!?'-"
+_ROBERTA_LIKE = ("roberta", "xlm-roberta", "mpnet")
+
+
+def vocabulary(family: str, words: tuple[str, ...] = WORDS) -> dict[str, int]:
+    """Token to id; special tokens first, in the order that the family's checkpoints use."""
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"] if family in _ROBERTA_LIKE else [
+        "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    pieces = [*special, *words, *(c for c in CHARACTERS if c not in words), *(f"##{c}" for c in CHARACTERS)]
+    return {piece: place for place, piece in enumerate(pieces)}
+
+
+def tiny_tokenizer(family: str, words: tuple[str, ...] = WORDS) -> PreTrainedTokenizerFast:
+    """A word-piece tokenizer with the family's special tokens and pair template."""
+    known = vocabulary(family, words)
+    if family in _ROBERTA_LIKE:
+        begin, pad, end, unknown, mask = "<s>", "<pad>", "</s>", "<unk>", "<mask>"
+        pair, inputs = f"{begin} $A {end} {end} $B {end}", ["input_ids", "attention_mask"]
+    else:
+        begin, pad, end, unknown, mask = "[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"
+        pair, inputs = f"{begin} $A {end} $B:1 {end}:1", ["input_ids", "token_type_ids", "attention_mask"]
+    core = Tokenizer(models.WordPiece(known, unk_token=unknown, max_input_chars_per_word=100))
+    core.normalizer = normalizers.Lowercase()
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    core.post_processor = processors.TemplateProcessing(
+        single=f"{begin} $A {end}", pair=pair, special_tokens=[(begin, known[begin]), (end, known[end])])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token=begin, eos_token=end, cls_token=begin, sep_token=end, pad_token=pad,
+        unk_token=unknown, mask_token=mask, model_max_length=POSITIONS, model_input_names=inputs)
+
+
+def tiny_config(family: str, layers: int = 2, width: int = 32, labels: tuple[str, ...] | None = ("negative", "positive"),
+                heads: int = 4, words: tuple[str, ...] = WORDS, dropout: float = 0.1) -> PretrainedConfig:
+    """A configuration of the family; `labels` None is regression."""
+    names = labels or ("score",)
+    size, pad = len(vocabulary(family, words)), 1 if family in _ROBERTA_LIKE else 0
+    head = {"id2label": dict(enumerate(names)), "label2id": {name: place for place, name in enumerate(names)},
+            "problem_type": "single_label_classification" if labels else "regression"}
+    if family == "distilbert":
+        return DistilBertConfig(vocab_size=size, max_position_embeddings=POSITIONS, n_layers=layers, n_heads=heads,
+                                dim=width, hidden_dim=2 * width, pad_token_id=pad, dropout=dropout,
+                                attention_dropout=dropout, **head)
+    positions = POSITIONS + (pad + 1 if family in _ROBERTA_LIKE else 0)
+    shape = {"vocab_size": size, "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads,
+             "intermediate_size": 2 * width, "max_position_embeddings": positions, "pad_token_id": pad,
+             "hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    match family:
+        case "bert":
+            return BertConfig(**shape, **head)
+        case "roberta":
+            return RobertaConfig(**shape, type_vocab_size=1, **head)
+        case "xlm-roberta":
+            return XLMRobertaConfig(**shape, type_vocab_size=1, **head)
+        case "mpnet":
+            return MPNetConfig(**shape, **head)
+        case "electra":
+            return ElectraConfig(**shape, embedding_size=width // 2, **head)
+    raise ValueError(f"no tiny {family}; known: {', '.join(FAMILIES)}")
+
+
+def tiny_model(family: str, layers: int = 2, width: int = 32, labels: tuple[str, ...] | None = ("negative", "positive"),
+               heads: int = 4, seed: int = 0, words: tuple[str, ...] = WORDS, dropout: float = 0.1) -> PreTrainedModel:
+    """A random sequence classifier in eval mode, equal for equal arguments.
+
+    Weights are drawn wider than usual (std 0.2), so that layers and examples differ visibly.
+    """
+    config = tiny_config(family, layers, width, labels, heads, words, dropout)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForSequenceClassification.from_config(config)
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                torch.nn.init.normal_(parameter.data, std=0.2)
+    return model.eval()
+
+
+def save_tiny(folder: Path, family: str = "bert", layers: int = 2, width: int = 32,
+              labels: tuple[str, ...] | None = ("negative", "positive"), heads: int = 4, seed: int = 0,
+              words: tuple[str, ...] = WORDS, dropout: float = 0.1) -> Path:
+    """Write model and tokenizer as a transformers folder; returns it."""
+    tiny_model(family, layers, width, labels, heads, seed, words, dropout).save_pretrained(folder)
+    tiny_tokenizer(family, words).save_pretrained(folder)
+    return folder
+
+
+def tiny_texts(rows: int, seed: int = 0, longest: int = 20) -> list[str]:
+    """Random sentences of 1 to `longest` known words, equal for equal arguments."""
+    draw = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, longest + 1, (rows,), generator=draw).tolist()
+    return [" ".join(WORDS[i] for i in torch.randint(len(WORDS), (n,), generator=draw).tolist()) for n in lengths]
+
+
+def tiny_inputs(family: str, rows: int = 4, seed: int = 0, longest: int = 20) -> dict[str, torch.Tensor]:
+    """A padded batch of random sentences with every input that the family's tokenizer makes."""
+    return dict(tiny_tokenizer(family)(tiny_texts(rows, seed, longest), padding=True, return_tensors="pt"))
