@@ -1,0 +1,1 @@
+"""Predictions, metrics, out-of-domain mapping, cost and submission files."""

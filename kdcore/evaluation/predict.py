@@ -1,0 +1,50 @@
+"""Logits of a whole split, and nothing but logits: no hidden states or attentions are asked for or kept."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kdcore.data.prepared import Prepared
+from kdcore.models.labels import alignment
+from kdcore.models.reading import accepts
+
+
+def predict(model: PreTrainedModel, prepared: Prepared, split: str, batch_size: int,
+            which: Literal["teacher", "student"] = "student") -> Float[Tensor, "n c"]:
+    """Run a sequence classifier over a split in eval mode on the model's device.
+
+    Rows are batched by length, longest first (a batch that does not fit fails at once), and come back in the
+    split's order. Training or eval mode of every module is restored, also when the forward raises.
+    Numbers are those of the caller's autocast state; the result is float32 on the CPU.
+
+    Args:
+        which: whose tokens to read; they differ where teacher and student have different tokenizers.
+
+    Returns:
+        [n, c], columns in the order of the dataset's labels, whatever the model's own order is.
+
+    Raises:
+        UserError: the model's label names are not the dataset's.
+    """
+    info = prepared.info
+    columns = None if info.regression else torch.tensor(alignment(model.config, info.labels))
+    tokens = prepared.tokens(split, which)
+    order = torch.argsort(tokens.lengths, descending=True, stable=True)
+    logits = torch.empty(len(order), info.classes, device=model.device)  # one copy to the host at the end
+    kept = accepts(model)
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.inference_mode():
+            for rows in order.split(batch_size):
+                inputs = {name: values.to(model.device) for name, values in tokens.pad(rows).items() if name in kept}
+                output = model(**inputs, output_hidden_states=False, output_attentions=False)
+                logits[rows.to(model.device)] = output.logits.float()
+    finally:
+        for module, training in modes:
+            module.training = training
+    logits = logits.cpu()
+    return logits if columns is None else logits[:, columns]
