@@ -1,9 +1,10 @@
 """What is minimised: per-example losses with named parts, and the phases that order them."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -28,6 +29,7 @@ class Setting:
 
     `classes` is the number of outputs; 1 with `regression`.
     `examples` is the number of training rows; example ids are 0..examples-1.
+    `batch_size` is the number of examples of one optimiser step; an epoch's last step may have fewer.
     """
 
     teacher: Dims
@@ -35,6 +37,7 @@ class Setting:
     classes: int
     regression: bool
     examples: int
+    batch_size: int
     seed: int
 
 
@@ -85,6 +88,20 @@ class Loss:
         return torch.stack([self.weights[name] * part for name, part in self.parts.items()]).sum(dim=0)
 
 
+@dataclass(frozen=True)
+class Alarm:
+    """A diagnostic that a person must hear of when it leaves its range; the trainer says `message` once a run."""
+
+    diagnostic: str
+    message: str
+    low: float = -math.inf
+    high: float = math.inf
+
+    def rings(self, value: float) -> bool:
+        """True outside of `low`..`high`."""
+        return not self.low <= value <= self.high
+
+
 class Objective(nn.Module, ABC):
     """Maps the features of student and teacher to a `Loss`.
 
@@ -96,6 +113,9 @@ class Objective(nn.Module, ABC):
 
     couples_examples: ClassVar[bool] = False
     """True when an example's value depends on who shares its batch."""
+
+    alarms: ClassVar[tuple[Alarm, ...]] = ()
+    """Which diagnostics warn, and when."""
 
     needs: Needs
     """Everything that `forward` may read in any step; set by the constructor."""
@@ -112,6 +132,9 @@ class Objective(nn.Module, ABC):
         """The parameters that the student's optimiser updates."""
         return self.parameters()
 
+    def before_steps(self, dev_loss: Callable[[], float]) -> None:
+        """Called once before the first step of each phase, not after a resume; `dev_loss` as in `after_step`."""
+
     def after_step(self, progress: Progress, dev_loss: Callable[[], float]) -> None:
         """Called once after each optimiser step: update memory banks, learn from rewards.
 
@@ -124,10 +147,17 @@ class Objective(nn.Module, ABC):
 class Phase:
     """One step of a multi-step method; phases run one after another on the same student.
 
-    `epochs` and `learning_rate` replace those of the training settings where given.
+    `epochs`, `learning_rate`, `schedule` and `keep` replace those of the training settings where given;
+    `keep="last"` also switches early stopping off, for phases whose loss says nothing of the metric.
+    Optimiser and schedule start anew in each phase. An objective may serve in several phases and keeps
+    its state between them.
     """
 
     name: str
     objective: Objective
     epochs: float | None = None
     learning_rate: float | None = None
+    schedule: Literal["linear", "constant"] | None = None
+    keep: Literal["best", "last"] | None = None
+    fresh_student: bool = False
+    """True: the student returns to its initial weights before the phase."""
