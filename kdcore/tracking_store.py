@@ -1,0 +1,210 @@
+"""Where MLflow keeps its records, and who owns them: store, experiments, parent runs, orphans.
+
+The store is `mlflow.db` and `mlartifacts/` in the checkout, or `MLFLOW_TRACKING_URI`. MLflow's own first use is
+racy (two processes migrate one SQLite file twice; the loser of `set_experiment` logs into Default), so everything
+that creates something does it under a file lock and hands on ids.
+"""
+
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from kdcore import layout
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run as MlflowRun
+    from mlflow.tracking import MlflowClient
+
+HOST = "kdflow.host"
+PROCESS = "kdflow.process"
+KIND = "kdflow.kind"
+STUDY = "kdflow.study"
+PARENT = "mlflow.parentRunId"
+NAME = "mlflow.runName"
+CLOSED = "kdflow.closed"
+_CLOCK_SLACK = 5.0
+"""Seconds by which two readings of a process's start time may differ when the clock is adjusted."""
+
+
+def uri() -> str:
+    """The tracking URI. Relative SQLite paths are taken from the checkout, whatever the current folder is."""
+    given = os.environ.get("MLFLOW_TRACKING_URI", "")
+    prefix = "sqlite:///"
+    if not given:
+        return f"{prefix}{layout.ROOT.resolve() / 'mlflow.db'}"
+    if given.startswith(prefix) and given[len(prefix):] and not given.startswith(prefix + "/"):
+        return f"{prefix}{layout.ROOT.resolve() / given[len(prefix):]}"
+    return given
+
+
+def experiment_name(study: str) -> str:
+    """The experiment that holds the runs of a study."""
+    return f"kdflow/{study}"
+
+
+def study_name(study: Path) -> str:
+    """The name of a study: its folder's, and `demo` for the checkout itself."""
+    folder = study.resolve()
+    return "demo" if folder == layout.ROOT.resolve() else folder.name
+
+
+def connect() -> "MlflowClient":
+    """A client of the store, which is created first if need be; safe in many processes at once."""
+    _quiet()
+    from filelock import FileLock
+    from mlflow.tracking import MlflowClient
+
+    address = uri()
+    with FileLock(_lock_file("store")):
+        client = MlflowClient(tracking_uri=address, registry_uri=address)
+        client.search_experiments(max_results=1)
+    return client
+
+
+def experiment(client: "MlflowClient", study: str) -> str:
+    """The id of a study's experiment, created on first use; safe in many processes at once."""
+    from filelock import FileLock
+    from mlflow.exceptions import MlflowException
+
+    name = experiment_name(study)
+    with FileLock(_lock_file("experiment")):
+        found = client.get_experiment_by_name(name)
+        if found is None:
+            place = None
+            if uri().startswith("sqlite:"):
+                place = (layout.ROOT.resolve() / "mlartifacts" / study).as_uri()
+            try:
+                return client.create_experiment(name, artifact_location=place)
+            except MlflowException:  # another host was faster, on a store that hosts share
+                found = client.get_experiment_by_name(name)
+                if found is None:
+                    raise
+        if found.lifecycle_stage == "deleted":
+            client.restore_experiment(found.experiment_id)
+        return found.experiment_id
+
+
+def setup(study: str) -> str:
+    """Create the store and a study's experiment, close what dead processes left running; return the experiment id."""
+    client = connect()
+    experiment_id = experiment(client, study)
+    close_orphans(client, experiment_id)
+    return experiment_id
+
+
+def own_process() -> str:
+    """This process as a tag: its id and start time, which together are never used again."""
+    return _identity(psutil.Process())
+
+
+def process_is_alive(tag: str) -> bool:
+    """Whether the process that wrote the tag still runs on this host."""
+    pid, _, started = tag.partition(":")
+    try:
+        process = psutil.Process(int(pid))
+        return process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - float(started)) < _CLOCK_SLACK
+    except (psutil.NoSuchProcess, ValueError):
+        return False
+
+
+def orphans(client: "MlflowClient", experiment_id: str) -> "list[MlflowRun]":
+    """Runs of this host that say RUNNING although their process is gone."""
+    running = client.search_runs(
+        [experiment_id], f"attributes.status = 'RUNNING' and tags.`{HOST}` = '{socket.gethostname()}'")
+    return [run for run in running if not process_is_alive(run.data.tags.get(PROCESS, ""))]
+
+
+def close_orphans(client: "MlflowClient", experiment_id: str) -> int:
+    """Mark this host's abandoned runs KILLED; return how many."""
+    found = orphans(client, experiment_id)
+    for run in found:
+        client.set_tag(run.info.run_id, CLOSED, "its process ended without saying how")
+        client.set_terminated(run.info.run_id, "KILLED")
+    return len(found)
+
+
+def start_parent(study: str, name: str, tags: dict[str, str] | None = None) -> str:
+    """Open the parent run of one flow run; pass its id to the stages as `KDFLOW_PARENT_RUN`.
+
+    The flow ends it with `end_parent`. A flow that dies leaves it to the next start, which marks it KILLED.
+    """
+    client = connect()
+    experiment_id = experiment(client, study)
+    close_orphans(client, experiment_id)
+    return _create_parent(client, experiment_id, study, name, own_process(), tags or {})
+
+
+def end_parent(run_id: str, status: str) -> None:
+    """End a parent run as `FINISHED`, `FAILED` or `KILLED`."""
+    connect().set_terminated(run_id, status)
+
+
+def parent_of_this_process(client: "MlflowClient", experiment_id: str, study: str) -> str | None:
+    """The run that groups this process's run: the flow's, else that of the `dvc repro` above us, else None.
+
+    A `dvc repro` knows nothing of MLflow, so its first stage creates the parent, tagged with the process of DVC.
+    """
+    given = os.environ.get("KDFLOW_PARENT_RUN")
+    if given:
+        return given
+    repro = _repro_above()
+    if repro is None:
+        return None
+    from filelock import FileLock
+
+    with FileLock(_lock_file("parent")):
+        found = client.search_runs([experiment_id], f"tags.`{PROCESS}` = '{_identity(repro)}' and "
+                                   f"tags.`{HOST}` = '{socket.gethostname()}' and tags.`{KIND}` = 'repro'")
+        if found:
+            return found[0].info.run_id
+        return _create_parent(client, experiment_id, study, "dvc repro", _identity(repro), {KIND: "repro"})
+
+
+def ends_with_its_children(client: "MlflowClient", parent: str) -> bool:
+    """Whether a parent has nobody to end it: true for that of a `dvc repro`, false for a flow's."""
+    return client.get_run(parent).data.tags.get(KIND) == "repro"
+
+
+def _create_parent(client: "MlflowClient", experiment_id: str, study: str, name: str, process: str,
+                   tags: dict[str, str]) -> str:
+    own = {KIND: "flow", STUDY: study, HOST: socket.gethostname(), PROCESS: process, NAME: name}
+    return client.create_run(experiment_id, tags=own | tags, run_name=name).info.run_id
+
+
+def _repro_above() -> psutil.Process | None:
+    for process in psutil.Process().parents():
+        try:
+            words = process.cmdline()
+        except psutil.Error:
+            continue
+        names = [Path(word).name for word in words[:4]]
+        if "dvc" in names and ("repro" in words or ("exp" in words and "run" in words)):
+            return process
+    return None
+
+
+def _identity(process: psutil.Process) -> str:
+    return f"{process.pid}:{process.create_time():.2f}"
+
+
+def _lock_file(name: str) -> Path:
+    folder = layout.ROOT / ".kdflow" / "locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"mlflow-{name}.lock"
+
+
+def _quiet() -> None:
+    """Before MLflow is imported: no telemetry, no long waits for a server that is gone, no tracebacks in the log."""
+    import logging
+
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("DO_NOT_TRACK", "true")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    for name, level in (("mlflow", logging.ERROR), ("alembic", logging.ERROR)):
+        logging.getLogger(name).setLevel(level)
+    # It prints a traceback for every failed statement; whoever called reports the failure.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
