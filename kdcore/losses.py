@@ -1,0 +1,90 @@
+"""Loss functions: pure functions of tensors that give one value per example.
+
+Axes: b batch, t tokens, d width, c classes. Half precision is widened to float32 inside, float64 stays.
+Shapes are compared before anything is subtracted, so that broadcasting cannot turn [b] into [b, b].
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+EPSILON = 1e-12
+"""Smallest norm that `unit` divides by."""
+
+
+def label_loss(logits: Float[Tensor, "b c"], labels: Tensor, regression: bool) -> Float[Tensor, " b"]:
+    """Cross-entropy with labels [b] of class ids, or the squared error to scores [b] with `regression`.
+
+    Scores are compared on their own scale, without squashing. Raises ValueError when shapes do not fit.
+    """
+    if labels.shape != logits.shape[:1]:
+        raise ValueError(f"labels have shape {list(labels.shape)}, expected {list(logits.shape[:1])}")
+    if regression:
+        return _square(_one_output(logits) - labels.to(_wide(logits).dtype))
+    return F.cross_entropy(_wide(logits), labels, reduction="none")
+
+
+def kd_loss(
+    student: Float[Tensor, "b c"], teacher: Float[Tensor, "b c"], temperature: float, regression: bool
+) -> Float[Tensor, " b"]:
+    """T^2 KL(softmax(teacher/T) || softmax(student/T)), summed over classes (Hinton et al. 2015).
+
+    With `regression` the squared difference of the two outputs; the temperature is ignored.
+    Raises ValueError when shapes differ.
+    """
+    _same_shape(student, teacher)
+    if regression:
+        return _square(_one_output(student) - _one_output(teacher))
+    log_student = F.log_softmax(_wide(student) / temperature, dim=-1)
+    log_teacher = F.log_softmax(_wide(teacher) / temperature, dim=-1)
+    return temperature**2 * F.kl_div(log_student, log_teacher, reduction="none", log_target=True).sum(dim=-1)
+
+
+def unit(vectors: Float[Tensor, "*axes d"]) -> Float[Tensor, "*axes d"]:
+    """Vectors of length one: x / max(norm of x, 1e-12)."""
+    return F.normalize(_wide(vectors), dim=-1, eps=EPSILON)
+
+
+def squared_distance(student: Float[Tensor, "*axes d"], teacher: Float[Tensor, "*axes d"]) -> Float[Tensor, "*axes"]:
+    """Squared Euclidean distance, summed over the width; 0..4 between unit vectors.
+
+    Raises ValueError when shapes differ.
+    """
+    _same_shape(student, teacher)
+    return _square(_wide(student) - _wide(teacher)).sum(dim=-1)
+
+
+def masked_mean(states: Float[Tensor, "b t d"], mask: Int[Tensor, "b t"]) -> Float[Tensor, "b d"]:
+    """Mean over the tokens whose mask is 1; what padding holds does not matter, not even NaN."""
+    real = mask.bool().unsqueeze(-1)
+    return _wide(states).masked_fill(~real, 0).sum(dim=1) / real.sum(dim=1)
+
+
+def mean_cosine(vectors: Float[Tensor, "b *axes d"]) -> Float[Tensor, "*axes"]:
+    """Mean cosine over all pairs of different examples; 1 when the examples cannot be told apart.
+
+    Needs two examples. Linear in b: the sum over all pairs is the squared norm of the sum.
+    """
+    examples = vectors.shape[0]
+    total = _square(unit(vectors).sum(dim=0)).sum(dim=-1)
+    return (total - examples) / (examples * (examples - 1))
+
+
+def _one_output(logits: Float[Tensor, "b c"]) -> Float[Tensor, " b"]:
+    if logits.shape[1] != 1:
+        raise ValueError(f"a regression model has one output, this one has {logits.shape[1]}")
+    return _wide(logits).squeeze(1)
+
+
+def _same_shape(student: Tensor, teacher: Tensor) -> None:
+    if student.shape != teacher.shape:
+        raise ValueError(f"student {list(student.shape)} and teacher {list(teacher.shape)} differ in shape")
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+def _square(values: Tensor) -> Tensor:
+    return values * values

@@ -1,0 +1,115 @@
+"""Layer mappings: which teacher layer teaches which student layer. Integers in, integers out.
+
+Layer 0 is the embedding output and 1..n (1..m) are the layers of teacher (student). *Intermediate*
+layers are 1..n-1: neither embeddings nor the last layer. A mapping is a tuple of (student, teacher).
+"""
+
+import random
+from collections.abc import Iterable
+from typing import Literal
+
+from kdcore.errors import UserError
+
+Pairs = tuple[tuple[int, int], ...]
+"""(student layer, teacher layer), by student layer."""
+
+
+def skip(teacher_layers: int, student_layers: int) -> Pairs:
+    """Every floor(n/m)-th teacher layer for student layers 1..m-1 (PKD-skip, Sun et al. 2019)."""
+    _deep_enough(teacher_layers, student_layers)
+    stride = teacher_layers // student_layers
+    return tuple((j, stride * j) for j in range(1, student_layers))
+
+
+def last(teacher_layers: int, student_layers: int) -> Pairs:
+    """The m-1 teacher layers below the last one for student layers 1..m-1 (PKD-last, Sun et al. 2019)."""
+    _deep_enough(teacher_layers, student_layers)
+    return tuple((j, teacher_layers - student_layers + j) for j in range(1, student_layers))
+
+
+def even(teacher_layers: int, student_layers: int) -> Pairs:
+    """j n/m rounded half up, for any depths; equals `skip` where m divides n."""
+    _deep_enough(teacher_layers, student_layers)
+    n, m = teacher_layers, student_layers
+    return tuple((j, (2 * j * n + m) // (2 * m)) for j in range(1, m))
+
+
+def explicit(
+    pairs: Iterable[tuple[int, int]], teacher_layers: int, student_layers: int, lowest: Literal[0, 1] = 0
+) -> Pairs:
+    """Pairs as a person wrote them, checked and sorted by student layer.
+
+    `lowest` is 1 for what only transformer layers have (attention), 0 where embeddings count as well.
+    Raises UserError on a layer out of range and on a student layer that is named twice.
+    """
+    result = tuple(sorted(pairs))
+    if not result:
+        raise UserError("the layer mapping is empty; name at least one pair [student layer, teacher layer]")
+    for student, teacher in result:
+        for side, layer, depth in (("student", student, student_layers), ("teacher", teacher, teacher_layers)):
+            if not lowest <= layer <= depth:
+                raise UserError(f"the layer mapping pairs {side} layer {layer}, expected {lowest}..{depth}")
+    _no_repeats([student for student, _ in result], "the layer mapping")
+    return result
+
+
+def student_slots(named: tuple[int, ...] | None, student_layers: int) -> tuple[int, ...]:
+    """The student layers that are taught: those named, else all intermediate ones.
+
+    Raises UserError on a repeat, a layer outside 1..m, and when nothing is left to teach.
+    """
+    slots = tuple(range(1, student_layers)) if named is None else tuple(sorted(named))
+    if not slots:
+        raise UserError(f"a student of {student_layers} layer(s) has no intermediate layer to teach; "
+                        f"use a deeper student, or name layers 1..{student_layers} in `student_layers`")
+    for layer in slots:
+        if not 1 <= layer <= student_layers:
+            raise UserError(f"student_layers names layer {layer}, expected 1..{student_layers}")
+    _no_repeats(slots, "student_layers")
+    return slots
+
+
+class RandomLayers:
+    """Draws distinct intermediate teacher layers for the student's slots, anew per epoch or step.
+
+    RAIL-KD (Haidar et al. 2022) section 3: uniform without replacement from 1..n-1, sorted. The draw
+    depends on the seed and the epoch (step) only: it touches no global generator, is equal on every
+    rank and after a resume, and stays the same over the micro-batches of one step.
+    """
+
+    def __init__(self, slots: int, teacher_layers: int, seed: int, resample: Literal["epoch", "step"]) -> None:
+        """Raises UserError when the teacher has fewer intermediate layers than there are slots."""
+        self.candidates = range(1, teacher_layers)
+        if len(self.candidates) < slots:
+            raise UserError(f"{slots} student layers are to be taught, but a teacher of {teacher_layers} layer(s) has "
+                            f"only {len(self.candidates)} intermediate ones; use a deeper teacher or a shallower "
+                            f"student, or name at most {len(self.candidates)} student layers in `student_layers`")
+        self.slots = slots
+        self._seed = seed
+        self._resample = resample
+        self._drawn_for = -1
+        self._drawn: tuple[int, ...] = ()
+
+    def at(self, epoch: int, step: int) -> tuple[int, ...]:
+        """The teacher layers at this moment, ascending; the j-th teaches the j-th slot."""
+        moment = epoch if self._resample == "epoch" else step
+        if moment != self._drawn_for:
+            # A text seed is hashed with SHA-512: neighbouring seeds and epochs share nothing, unlike seed + epoch.
+            generator = random.Random(f"{self._seed} {self._resample} {moment}")
+            self._drawn = tuple(sorted(generator.sample(self.candidates, self.slots)))
+            self._drawn_for = moment
+        return self._drawn
+
+
+def _deep_enough(teacher_layers: int, student_layers: int) -> None:
+    if not 1 <= student_layers <= teacher_layers:
+        raise UserError(f"no mapping from a teacher of {teacher_layers} to a student of {student_layers} layers; "
+                        f"the student needs 1..{teacher_layers} layers")
+
+
+def _no_repeats(layers: Iterable[int], where: str) -> None:
+    seen: set[int] = set()
+    for layer in layers:
+        if layer in seen:
+            raise UserError(f"{where} names student layer {layer} twice; each student layer has one teacher layer")
+        seen.add(layer)
