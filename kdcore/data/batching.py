@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, Sampler
 
 from kdcore.data.prepared import Prepared
 from kdcore.data.tokens import TokenTable
+from kdcore.errors import UserError
 
 __all__ = ["Examples", "LengthGroupedBatches", "TokenTable", "collate", "padding_share", "sorted_batches"]
 
@@ -79,7 +80,8 @@ class LengthGroupedBatches(Sampler[list[int]]):
         self.lengths = np.asarray(lengths)
         steps = -(-len(self.lengths) // batch_size)
         if not 1 <= pieces <= len(self.lengths) // max(steps, 1):
-            raise ValueError(f"{pieces} pieces do not fit batches of {batch_size} out of {len(self.lengths)} rows")
+            raise UserError(f"{len(self.lengths)} rows in batches of {batch_size} cannot be cut into {pieces} pieces "
+                            f"(accumulation x devices) each; lower `accumulation` or raise `batch_size`")
         self.steps = steps
         self.batch_size = batch_size
         self.pieces = pieces
