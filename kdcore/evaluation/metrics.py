@@ -1,8 +1,8 @@
 """The metrics of every dataset, over all predictions at once, and the score that selects checkpoints.
 
-Pure functions of two arrays; scikit-learn and SciPy do the maths. They are imported inside the functions,
-because declarations of datasets read the names above without computing anything. The same functions as
-`evaluate.Metric` classes are in `evaluate_modules`.
+Pure functions of two arrays, called through `measure`, which checks the arrays first; scikit-learn and SciPy do
+the maths. Those are imported inside the functions, because declarations of datasets read the names without
+computing anything. The same metrics as `evaluate.Metric` classes are in `evaluate_modules`.
 
 An undefined value (Matthews or F1 with a zero denominator, a correlation with a constant) is 0.0 and marked
 degenerate, so no file ever holds NaN. Sources: GLUE (Wang et al. 2019) for the choice per dataset,
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kdcore.data.prepared import Prepared, PreparedInfo
 from kdcore.errors import UserError, did_you_mean
-from kdcore.evaluation.ood import collapse, collapses, collapsed_probabilities
+from kdcore.evaluation.ood import collapse, collapsed_probabilities, collapses
 
 PROTOCOL = "kdflow-metrics/1"
 """Written into every metrics file; raised whenever a number would come out differently for the same predictions."""
@@ -38,7 +38,6 @@ class Measured:
 
 def accuracy(predictions: Int[np.ndarray, " n"], labels: Int[np.ndarray, " n"]) -> Measured:
     """Share of equal classes."""
-    _check_classes("accuracy", predictions, labels)
     return Measured(float(np.mean(predictions == labels)))
 
 
@@ -50,7 +49,6 @@ def f1(predictions: Int[np.ndarray, " n"], labels: Int[np.ndarray, " n"]) -> Mea
     """
     from sklearn.metrics import f1_score
 
-    _check_classes("f1", predictions, labels)
     highest = int(max(predictions.max(), labels.max()))
     if highest > 1:
         raise UserError(f"metric f1 is of class 1 against class 0, but class {highest} occurs; use macro_f1")
@@ -62,7 +60,6 @@ def macro_f1(predictions: Int[np.ndarray, " n"], labels: Int[np.ndarray, " n"]) 
     """Unweighted mean of the F1 of each class that is there or predicted."""
     from sklearn.metrics import f1_score
 
-    _check_classes("macro_f1", predictions, labels)
     return Measured(float(f1_score(labels, predictions, average="macro", zero_division=0.0)))
 
 
@@ -70,7 +67,6 @@ def matthews(predictions: Int[np.ndarray, " n"], labels: Int[np.ndarray, " n"]) 
     """Matthews correlation (CoLA); 0.0 and degenerate when predictions or labels are constant."""
     from sklearn.metrics import matthews_corrcoef
 
-    _check_classes("matthews", predictions, labels)
     undefined = np.ptp(predictions) == 0 or np.ptp(labels) == 0
     return Measured(0.0, True) if undefined else Measured(float(matthews_corrcoef(labels, predictions)))
 
@@ -79,7 +75,6 @@ def pearson(predictions: Float[np.ndarray, " n"], labels: Float[np.ndarray, " n"
     """Pearson correlation (STS-B); 0.0 and degenerate when a side is constant or has one row."""
     from scipy.stats import pearsonr
 
-    _check_scores("pearson", predictions, labels)
     return _correlation(lambda: pearsonr(predictions, labels).statistic, predictions, labels)
 
 
@@ -87,7 +82,6 @@ def spearman(predictions: Float[np.ndarray, " n"], labels: Float[np.ndarray, " n
     """Spearman rank correlation with average ranks for ties (STS-B); degenerate as `pearson`."""
     from scipy.stats import spearmanr
 
-    _check_scores("spearman", predictions, labels)
     return _correlation(lambda: spearmanr(predictions, labels).statistic, predictions, labels)
 
 
@@ -100,12 +94,10 @@ def measure(name: str, predictions: np.ndarray, labels: np.ndarray) -> Measured:
     """Compute one metric by name.
 
     Raises:
-        UserError: unknown name, or values that do not fit it.
+        UserError: what `check` refuses, or what the metric cannot be computed for.
     """
-    known = {**CLASS_METRICS, **SCORE_METRICS}
-    if name not in known:
-        raise UserError(f"metric {name!r} is unknown; {did_you_mean(name, known)}")
-    return known[name](predictions, labels)
+    check(name, predictions, labels)
+    return {**CLASS_METRICS, **SCORE_METRICS}[name](predictions, labels)
 
 
 def decide(logits: Float[Tensor, "n c"], regression: bool) -> np.ndarray:
@@ -117,8 +109,8 @@ def decide(logits: Float[Tensor, "n c"], regression: bool) -> np.ndarray:
     values = logits.double().numpy()
     bad = ~np.isfinite(values).all(axis=1)
     if bad.any():
-        raise UserError(f"{int(bad.sum())} of {len(bad)} rows of logits are not finite (first: row {int(bad.argmax())}); "
-                        "the model diverged: lower its learning rate or train in fp32")
+        raise UserError(f"{int(bad.sum())} of {len(bad)} rows of logits are not finite (first: row {int(bad.argmax())})"
+                        "; the model diverged: lower its learning rate or train in fp32")
     return values[:, 0] if regression else values.argmax(axis=1)
 
 
@@ -136,7 +128,7 @@ def score(prepared: Prepared, split: str, logits: Float[Tensor, "n c"],
     Raises:
         UserError: labels are hidden, rows are missing, or values are not finite.
     """
-    info, about = prepared.info, prepared.info.splits[split]
+    info, about = prepared.info, prepared.split(split)
     if about.hidden:
         raise UserError(f"{info.name}/{split} hides its labels, so it cannot be scored here; its predictions are "
                         "written for submission")
@@ -144,23 +136,19 @@ def score(prepared: Prepared, split: str, logits: Float[Tensor, "n c"],
     if len(labels) != len(logits):
         raise UserError(f"{info.name}/{split} has {len(labels)} rows but {len(logits)} predictions; predict the whole "
                         "split before scoring")
-    if not info.regression and (labels < 0).any():
-        raise UserError(f"{info.name}/{split} row {int((labels < 0).argmax())} has label -1 (hidden) and cannot be "
-                        "scored; remove the row or mark the split as hidden")
     predictions = decide(logits, info.regression)
     constant = len(predictions) > 1 and np.ptp(predictions) == 0
-    if info.regression:
-        names, labels = info.metrics, labels.astype(np.float64)
+    if info.labels is None:
+        results = {name: measure(name, predictions, labels.astype(np.float64)) for name in info.metrics}
     elif about.role == "ood":
-        names, predictions = ("accuracy",), collapse(info.labels, about)[predictions]
+        results = {"accuracy": measure("accuracy", collapse(info.labels, about)[predictions], labels)}
+        if collapses(info.labels, about):
+            summed = collapsed_probabilities(logits, info.labels, about).argmax(dim=1).numpy()
+            results[PROBABILITY_SUM] = measure("accuracy", summed, labels)
     else:
-        names = info.metrics
-    results = {name: measure(name, predictions, labels) for name in names}
-    if about.role == "ood" and not info.regression and collapses(info.labels, about):
-        summed = collapsed_probabilities(logits, info.labels, about).argmax(dim=1).numpy()
-        results[PROBABILITY_SUM] = measure("accuracy", summed, labels)
+        results = {name: measure(name, predictions, labels) for name in info.metrics}
     return {**{name: result.value for name, result in results.items()},
-            "degenerate": bool(constant or any(r.degenerate for r in results.values())), "n": len(labels)}
+            "degenerate": bool(constant or any(result.degenerate for result in results.values())), "n": len(labels)}
 
 
 def selection_score(metrics: Mapping[str, Any], info: PreparedInfo) -> float:
@@ -168,29 +156,30 @@ def selection_score(metrics: Mapping[str, Any], info: PreparedInfo) -> float:
     return float(np.mean([metrics[name] for name in info.metrics]))
 
 
-def _check_classes(name: str, predictions: np.ndarray, labels: np.ndarray) -> None:
-    _check_lengths(name, predictions, labels)
-    for what, values in (("predictions", predictions), ("labels", labels)):
-        if not np.issubdtype(values.dtype, np.integer):
-            raise UserError(f"metric {name} compares class ids, but the {what} are {values.dtype}; pass integers "
-                            "(the argmax of the logits)")
-        if values.min() < 0:
-            raise UserError(f"metric {name}: {what} hold {int(values.min())} at row {int(values.argmin())}; "
-                            "-1 marks a hidden label, which cannot be scored")
+def check(name: str, predictions: np.ndarray, labels: np.ndarray) -> None:
+    """Refuse values that a metric cannot compare.
 
-
-def _check_scores(name: str, predictions: np.ndarray, labels: np.ndarray) -> None:
-    _check_lengths(name, predictions, labels)
-    for what, values in (("predictions", predictions), ("labels", labels)):
-        if not np.isfinite(values).all():
-            row = int((~np.isfinite(values)).argmax())
-            raise UserError(f"metric {name}: {what} hold {values[row]} at row {row}; every score must be finite")
-
-
-def _check_lengths(name: str, predictions: np.ndarray, labels: np.ndarray) -> None:
+    Raises:
+        UserError: unknown name, lengths differ or are zero, class ids that are no integers or negative, scores that
+            are not finite.
+    """
+    known = {**CLASS_METRICS, **SCORE_METRICS}
+    if name not in known:
+        raise UserError(f"metric {name!r} is unknown; {did_you_mean(name, known)}")
     if predictions.ndim != 1 or predictions.shape != labels.shape or not len(labels):
         raise UserError(f"metric {name} compares two lists of equal length, got shapes {predictions.shape} and "
                         f"{labels.shape}")
+    for what, values in (("predictions", predictions), ("labels", labels)):
+        if name in SCORE_METRICS:
+            if not np.isfinite(values).all():
+                row = int((~np.isfinite(values)).argmax())
+                raise UserError(f"metric {name}: {what} hold {values[row]} at row {row}; every score must be finite")
+        elif not np.issubdtype(values.dtype, np.integer):
+            raise UserError(f"metric {name} compares class ids, but the {what} are {values.dtype}; pass integers "
+                            "(the argmax of the logits)")
+        elif values.min() < 0:
+            raise UserError(f"metric {name}: {what} hold {int(values.min())} at row {int(values.argmin())}; "
+                            "-1 marks a hidden label, which cannot be scored")
 
 
 def _correlation(statistic: Callable[[], float], predictions: np.ndarray, labels: np.ndarray) -> Measured:

@@ -27,11 +27,11 @@ def collapse(labels: tuple[str, ...], split: SplitInfo) -> Int[np.ndarray, " c"]
     names = [split.label_map.get(label, label) for label in labels]
     for label, name in zip(labels, names, strict=True):
         if name not in split.labels:
-            raise UserError(f"out-of-domain set {split.name}: label {label!r} maps to {name!r}, which it does not have; "
-                            f"give `label_map` an entry for it ({did_you_mean(name, split.labels)})")
+            raise UserError(f"out-of-domain set {split.name}: label {label!r} maps to {name!r}, which it does not have;"
+                            f" give `label_map` an entry for it ({did_you_mean(name, split.labels)})")
     for name in split.labels:
         if name not in names:
-            raise UserError(f"out-of-domain set {split.name}: no label of the dataset ({', '.join(labels)}) maps to its "
+            raise UserError(f"out-of-domain set {split.name}: none of the labels {', '.join(labels)} maps to its "
                             f"{name!r}, so those rows could never be right; name one in `label_map`")
     return np.array([split.labels.index(name) for name in names])
 

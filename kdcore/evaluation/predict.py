@@ -7,8 +7,9 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from kdcore.data.batching import sorted_batches
 from kdcore.data.prepared import Prepared
-from kdcore.models.labels import alignment
+from kdcore.models.labels import align, names_of
 from kdcore.models.reading import accepts
 
 
@@ -17,8 +18,8 @@ def predict(model: PreTrainedModel, prepared: Prepared, split: str, batch_size: 
     """Run a sequence classifier over a split in eval mode on the model's device.
 
     Rows are batched by length, longest first (a batch that does not fit fails at once), and come back in the
-    split's order. Training or eval mode of every module is restored, also when the forward raises.
-    Numbers are those of the caller's autocast state; the result is float32 on the CPU.
+    split's order. Train or eval mode of every module is restored, also when the forward raises. The forward
+    runs under the caller's autocast; the result is float32 on the CPU.
 
     Args:
         which: whose tokens to read; they differ where teacher and student have different tokenizers.
@@ -27,24 +28,24 @@ def predict(model: PreTrainedModel, prepared: Prepared, split: str, batch_size: 
         [n, c], columns in the order of the dataset's labels, whatever the model's own order is.
 
     Raises:
-        UserError: the model's label names are not the dataset's.
+        UserError: no such split, or the model's label names are not the dataset's.
     """
     info = prepared.info
-    columns = None if info.regression else torch.tensor(alignment(model.config, info.labels))
+    columns = list(align(names_of(model.config), info.labels, f"the {which} of {info.name}"))
+    prepared.split(split)
     tokens = prepared.tokens(split, which)
-    order = torch.argsort(tokens.lengths, descending=True, stable=True)
-    logits = torch.empty(len(order), info.classes, device=model.device)  # one copy to the host at the end
     kept = accepts(model)
+    logits = torch.empty(len(tokens), info.classes, device=model.device)  # one copy to the host, at the end
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with torch.inference_mode():
-            for rows in order.split(batch_size):
+            for batch in sorted_batches(tokens.lengths, batch_size):
+                rows = torch.tensor(batch)
                 inputs = {name: values.to(model.device) for name, values in tokens.pad(rows).items() if name in kept}
                 output = model(**inputs, output_hidden_states=False, output_attentions=False)
                 logits[rows.to(model.device)] = output.logits.float()
     finally:
         for module, training in modes:
             module.training = training
-    logits = logits.cpu()
-    return logits if columns is None else logits[:, columns]
+    return logits[:, columns].cpu()
