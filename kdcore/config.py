@@ -259,6 +259,15 @@ def load(path: Path) -> Study:
     Raises:
         UserError: the file is missing, is no YAML mapping, or a value does not fit.
     """
+    return parse(Study, read_yaml(path), str(path))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML file of sections, unchecked.
+
+    Raises:
+        UserError: the file is missing or is no YAML mapping.
+    """
     try:
         content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -271,7 +280,7 @@ def load(path: Path) -> Study:
         raise UserError(f"{path}{line} is not valid YAML: {getattr(error, 'problem', error)}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path} holds {type(content).__name__}, expected sections such as `study:` and `pair:`")
-    return parse(Study, content, str(path))
+    return content
 
 
 def parse(model: type[T], content: dict[str, Any], where: str) -> T:
