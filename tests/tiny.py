@@ -21,6 +21,7 @@ from transformers import (
     XLMRobertaConfig,
 )
 
+SENTIMENT = ("negative", "positive")
 FAMILIES = ("bert", "distilbert", "roberta", "mpnet", "xlm-roberta", "electra")
 POSITIONS = 64
 """Tokens that a tiny model takes, special tokens included."""
@@ -58,7 +59,7 @@ def tiny_tokenizer(family: str, words: tuple[str, ...] = WORDS) -> PreTrainedTok
         unk_token=unknown, mask_token=mask, model_max_length=POSITIONS, model_input_names=inputs)
 
 
-def tiny_config(family: str, layers: int = 2, width: int = 32, labels: tuple[str, ...] | None = ("negative", "positive"),
+def tiny_config(family: str, layers: int = 2, width: int = 32, labels: tuple[str, ...] | None = SENTIMENT,
                 heads: int = 4, words: tuple[str, ...] = WORDS, dropout: float = 0.1) -> PretrainedConfig:
     """A configuration of the family; `labels` None is regression."""
     names = labels or ("score",)
@@ -87,7 +88,7 @@ def tiny_config(family: str, layers: int = 2, width: int = 32, labels: tuple[str
     raise ValueError(f"no tiny {family}; known: {', '.join(FAMILIES)}")
 
 
-def tiny_model(family: str, layers: int = 2, width: int = 32, labels: tuple[str, ...] | None = ("negative", "positive"),
+def tiny_model(family: str, layers: int = 2, width: int = 32, labels: tuple[str, ...] | None = SENTIMENT,
                heads: int = 4, seed: int = 0, words: tuple[str, ...] = WORDS, dropout: float = 0.1) -> PreTrainedModel:
     """A random sequence classifier in eval mode, equal for equal arguments.
 
@@ -104,7 +105,7 @@ def tiny_model(family: str, layers: int = 2, width: int = 32, labels: tuple[str,
 
 
 def save_tiny(folder: Path, family: str = "bert", layers: int = 2, width: int = 32,
-              labels: tuple[str, ...] | None = ("negative", "positive"), heads: int = 4, seed: int = 0,
+              labels: tuple[str, ...] | None = SENTIMENT, heads: int = 4, seed: int = 0,
               words: tuple[str, ...] = WORDS, dropout: float = 0.1) -> Path:
     """Write model and tokenizer as a transformers folder; returns it."""
     tiny_model(family, layers, width, labels, heads, seed, words, dropout).save_pretrained(folder)

@@ -1,0 +1,1 @@
+"""Teachers and students: load, initialise, read their features."""

@@ -1,0 +1,266 @@
+"""Load tokenizers and sequence classifiers from a hub id, a local folder or a package.
+
+Weights are safetensors only and no code of a checkpoint is ever run. Half-precision checkpoints become
+float32. A classification head is taken from the checkpoint when its class names are the dataset's, and
+is otherwise new and seeded.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import torch
+import transformers
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors import SafetensorError
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from kdcore import sources
+from kdcore.errors import UserError, did_you_mean
+from kdcore.models.labels import align, names_of, output_names, same_names
+from kdcore.models.reading import FAMILIES
+from kdcore.objective import Dims
+
+logger = logging.getLogger(__name__)
+
+_OFFSET_POSITIONS = ("roberta", "xlm-roberta", "mpnet")
+_TOKENIZER_FILES = ["config.json", "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "*.model"]
+_MODEL_FILES = [*_TOKENIZER_FILES, "model.safetensors", "model.safetensors.index.json", "model-*.safetensors"]
+
+
+def load_tokenizer(source: str, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model source.
+
+    Raises:
+        UserError: the source does not exist or holds no tokenizer that can be read.
+    """
+    folder = _folder(source, revision, _TOKENIZER_FILES)
+    try:
+        with quiet():
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{source} holds no tokenizer that can be read ({_first_line(error)}); "
+                        "expected tokenizer.json and tokenizer_config.json") from None
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # transformers makes up an empty one where files lack
+        raise UserError(f"{source} holds no tokenizer; expected tokenizer.json and tokenizer_config.json")
+    if tokenizer.pad_token_id is None:
+        raise UserError(f"the tokenizer of {source} has no padding token; set pad_token in its tokenizer_config.json")
+    return tokenizer
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Twelve hex digits of what decides the token ids of a text: the whole pipeline and the special tokens.
+
+    Equal for equal tokenizers in different folders. Truncation and padding, which callers set, do not count.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        pipeline = json.loads(backend.to_str())
+        pipeline = {part: content for part, content in pipeline.items() if part not in ("truncation", "padding")}
+    else:
+        pipeline = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
+    content = {"pipeline": pipeline, "special": {name: str(token) for name, token in
+                                                 tokenizer.special_tokens_map.items()}}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def usable_length(config: PretrainedConfig) -> int:
+    """The most tokens that a model takes, special tokens included.
+
+    RoBERTa, XLM-R and MPNet number positions from `pad_token_id + 1`, so as many rows of their table are unused.
+    """
+    if config.model_type not in _OFFSET_POSITIONS:
+        return config.max_position_embeddings
+    return config.max_position_embeddings - config.pad_token_id - 1
+
+
+def check_length(config: PretrainedConfig, max_length: int, who: str) -> None:
+    """Refuse a length that the model's position table does not reach."""
+    usable = usable_length(config)
+    if max_length > usable:
+        raise UserError(f"max_length {max_length} is beyond the {usable} tokens that {who} takes "
+                        f"({config.model_type}); lower pair.max_length to at most {usable}")
+
+
+def load_config(source: str, revision: str | None = None) -> PretrainedConfig:
+    """The configuration of a model source, without its weights.
+
+    Raises:
+        UserError: no such source, no or broken config.json, or a family that is not known here.
+    """
+    return _read_config(_folder(source, revision, _TOKENIZER_FILES), source)
+
+
+def load_classifier(source: str, revision: str | None, labels: tuple[str, ...] | None, seed: int) -> PreTrainedModel:
+    """A sequence classifier in float32 and eval mode whose columns are the dataset's labels in order.
+
+    `labels` None is regression with one output. The head comes from the checkpoint when it is a sequence
+    classifier with the same class names (columns are then put in dataset order); otherwise it is new,
+    drawn from a generator seeded by `seed`. A pooler that the checkpoint lacks is drawn likewise and said.
+
+    Raises:
+        UserError: no such source, no safetensors, unknown family, or weights that are not this family's.
+    """
+    folder = _folder(source, revision, _MODEL_FILES)
+    config = _read_config(folder, source)
+    _check_weights(folder, source)
+    kept = has_classes(config, labels)
+    order = align(names_of(config), labels, source) if kept else ()
+    name_outputs(config, labels)
+    try:
+        with quiet(), torch.random.fork_rng():
+            model, found = AutoModelForSequenceClassification.from_pretrained(
+                folder, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=False,
+                ignore_mismatched_sizes=True, output_loading_info=True)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"the weights of {source} cannot be read: {_first_line(error)}") from None
+    _check_encoder(model, found, source)
+    missing = set(found["missing_keys"]) | {key for key, *_ in found["mismatched_keys"]}
+    kept = kept and not any(_is_head(model, key) for key in missing)
+    if kept:
+        _reorder_outputs(model, order)
+    lacks_pooler = any(not _is_head(model, key) for key in missing)
+    draw_new(model, seed, head=not kept, pooler=lacks_pooler)
+    if lacks_pooler:
+        logger.warning("%s has no pooler: a new one is drawn with seed %d", source, seed)
+    return model.eval()
+
+
+def has_classes(config: PretrainedConfig, labels: tuple[str, ...] | None) -> bool:
+    """True when a checkpoint is a sequence classifier with the dataset's class names, in any order."""
+    is_classifier = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
+    return is_classifier and same_names(names_of(config), output_names(labels))
+
+
+def dims(model: PreTrainedModel) -> Dims:
+    """The sizes of a model that objectives may depend on."""
+    config = model.config
+    return Dims(layers=config.num_hidden_layers, width=config.hidden_size, heads=config.num_attention_heads,
+                vocabulary=config.vocab_size)
+
+
+def name_outputs(config: PretrainedConfig, labels: tuple[str, ...] | None) -> None:
+    """Write the dataset's class names, their number and the kind of problem into a configuration."""
+    names = output_names(labels)
+    config.id2label = dict(enumerate(names))
+    config.label2id = {name: place for place, name in enumerate(names)}
+    config.problem_type = "regression" if labels is None else "single_label_classification"
+
+
+def draw_new(model: PreTrainedModel, seed: int, head: bool, pooler: bool) -> None:
+    """Draw the weights of head and pooler afresh: N(0, initializer_range), zero biases, as all six families do.
+
+    From a generator of its own, so that the result depends on `seed` and on nothing else.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for name, module in model.named_modules():
+        wanted = head if _is_head(model, name) else pooler and ".pooler." in f".{name}."
+        if isinstance(module, nn.Linear) and wanted:
+            with torch.no_grad():
+                module.weight.normal_(std=model.config.initializer_range, generator=generator)
+                module.bias.zero_()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers' load reports and progress bars, and put its settings back afterwards."""
+    log = transformers.utils.logging
+    verbosity, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(verbosity)
+        if bars:
+            log.enable_progress_bar()
+
+
+def _folder(source: str, revision: str | None, files: list[str]) -> Path:
+    """Where the files of a source lie; hub files are fetched into the hub's cache first, with its progress bars."""
+    place = sources.resolve(source, revision)
+    if Path(place).is_dir():
+        return Path(place)
+    try:
+        return Path(snapshot_download(place, revision=revision, allow_patterns=files))
+    except HFValidationError:
+        raise UserError(f"{source} is neither a folder nor a model id of the form owner/name") from None
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise UserError(f"{source} cannot be fetched from the hub ({_first_line(error)}); check the name and the "
+                        "network, or name a local folder") from None
+
+
+def _read_config(folder: Path, source: str) -> PretrainedConfig:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise UserError(f"{source} holds no config.json; expected a transformers model folder")
+    try:
+        family = json.loads(path.read_text(encoding="utf-8")).get("model_type")
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"config.json of {source} is not a JSON mapping ({_first_line(error)}); "
+                        "fetch the file again") from None
+    if family not in FAMILIES:
+        raise UserError(f"{source} is of family {family!r}, which is not known here; "
+                        f"{did_you_mean(str(family), FAMILIES)}")
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # the configuration classes raise errors of several libraries for wrong values
+        raise UserError(f"config.json of {source} cannot be used: {_first_line(error)}") from None
+
+
+def _check_weights(folder: Path, source: str) -> None:
+    if (folder / "model.safetensors").is_file() or (folder / "model.safetensors.index.json").is_file():
+        return
+    pickled = sorted(path.name for path in folder.glob("*.bin"))
+    if pickled:
+        raise UserError(f"{source} has its weights in {pickled[0]} only; unpickling runs code, so only safetensors are "
+                        "read: save the model again with save_pretrained")
+    raise UserError(f"{source} holds no model.safetensors; expected a transformers model folder with weights")
+
+
+def _check_encoder(model: PreTrainedModel, found: dict, source: str) -> None:
+    """Refuse weights that leave parts of the encoder at random values."""
+    misfits = {key: sizes for key, *sizes in found["mismatched_keys"] if not _is_head(model, key)}
+    if misfits:
+        key, (have, need) = next(iter(sorted(misfits.items())))
+        raise UserError(f"weights of {source} do not fit its config.json: {key} has shape {tuple(have)}, "
+                        f"the configuration says {tuple(need)}")
+    missing = sorted(key for key in found["missing_keys"] if not _is_head(model, key) and ".pooler." not in key)
+    if missing:
+        raise UserError(f"weights of {source} lack {len(missing)} tensors of a {model.config.model_type} encoder, "
+                        f"e.g. {missing[0]}; config.json and weights do not belong together")
+
+
+def _is_head(model: PreTrainedModel, name: str) -> bool:
+    """True for what lies outside the encoder: in BERT the classifier, elsewhere the dense layer before it as well."""
+    return bool(name) and name.partition(".")[0] != model.base_model_prefix
+
+
+def output_layer(model: PreTrainedModel) -> nn.Linear:
+    """The linear layer that makes the logits."""
+    head = model.get_submodule("classifier")
+    return cast(nn.Linear, head if isinstance(head, nn.Linear) else head.get_submodule("out_proj"))
+
+
+def _reorder_outputs(model: PreTrainedModel, order: tuple[int, ...]) -> None:
+    last = output_layer(model)
+    with torch.no_grad():
+        last.weight.copy_(last.weight[list(order)])
+        last.bias.copy_(last.bias[list(order)])
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

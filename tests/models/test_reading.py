@@ -1,0 +1,198 @@
+"""Features equal what transformers reports, for every family, with nothing more computed than asked for."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from kdcore.errors import UserError
+from kdcore.features import LOGITS, FeatureKey
+from kdcore.models import reading
+from tests.tiny import FAMILIES, tiny_inputs, tiny_model
+
+LAYERS = 3
+
+
+def every_state(layers: int = LAYERS) -> frozenset[FeatureKey]:
+    return frozenset(FeatureKey(kind, layer) for kind in ("cls", "mean", "hidden") for layer in range(layers + 1))
+
+
+def accepted(model, inputs):
+    return {name: value for name, value in inputs.items() if name in reading.accepts(model)}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_states_equal_those_of_output_hidden_states(family):
+    model, inputs = tiny_model(family, layers=LAYERS), tiny_inputs(family)
+    with torch.no_grad():
+        features = reading.read(model, inputs, every_state() | {LOGITS})
+        reported = model(**accepted(model, inputs), output_hidden_states=True)
+    assert len(reported.hidden_states) == LAYERS + 1
+    mask = inputs["attention_mask"].bool()
+    assert not mask.all(), "the batch must hold padding, or the mean is not tested"
+    torch.testing.assert_close(features.logits, reported.logits, rtol=0, atol=0)
+    for layer, states in enumerate(reported.hidden_states):
+        torch.testing.assert_close(features[FeatureKey("hidden", layer)], states, rtol=0, atol=0)
+        torch.testing.assert_close(features[FeatureKey("cls", layer)], states[:, 0], rtol=0, atol=0)
+        for row in range(len(mask)):
+            expected = states[row][mask[row]].mean(dim=0)
+            torch.testing.assert_close(features[FeatureKey("mean", layer)][row], expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(features.mask, inputs["attention_mask"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layer_l_is_the_output_of_block_l_and_0_the_embeddings(family):
+    """Lesson A1: a toy whose block k outputs the constant k."""
+    model, inputs = tiny_model(family, layers=LAYERS), tiny_inputs(family)
+    layers = model.base_model.get_submodule(reading.family(model).layers)
+
+    def constant(k: int):
+        def replace(module, args, output):
+            states = output[0] if isinstance(output, tuple) else output
+            return (torch.full_like(states, float(k)), *output[1:]) if isinstance(output, tuple) else torch.full_like(
+                states, float(k))
+        return replace
+
+    for k, layer in enumerate(layers, start=1):
+        layer.register_forward_hook(constant(k))
+    with torch.no_grad():
+        features = reading.read(model, inputs, every_state())
+    for layer in range(1, LAYERS + 1):
+        for kind in ("cls", "mean", "hidden"):
+            value = features[FeatureKey(kind, layer)]
+            torch.testing.assert_close(value, torch.full_like(value, float(layer)))
+    assert features[FeatureKey("hidden", 0)].std() > 0.1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_projections_and_scores_rebuild_the_attention(family):
+    """softmax(scores + mask) @ value is what transformers' own eager attention feeds to the output projection."""
+    model, inputs = tiny_model(family, layers=2, heads=4), tiny_inputs(family)
+    keys = frozenset(FeatureKey(kind, 2) for kind in ("query", "key", "value", "scores"))
+    inner = model.base_model.get_submodule(reading.family(model).layers)[1].attention
+    out = {"distilbert": "out_lin", "mpnet": "attn.o"}.get(family, "output.dense")
+    seen = []
+    inner.get_submodule(out).register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    with torch.no_grad():
+        features = reading.read(model, inputs, keys)
+    b, t = inputs["input_ids"].shape
+    query, key, value, scores = (features[FeatureKey(kind, 2)] for kind in ("query", "key", "value", "scores"))
+    assert query.shape == key.shape == value.shape == (b, 4, t, 8)
+    assert scores.shape == (b, 4, t, t)
+    if family != "mpnet":
+        torch.testing.assert_close(scores, query @ key.transpose(-1, -2) / math.sqrt(8))
+    hide = inputs["attention_mask"][:, None, None].bool().logical_not()
+    context = scores.masked_fill(hide, -torch.inf).softmax(dim=-1) @ value
+    torch.testing.assert_close(context.transpose(1, 2).flatten(2), seen[0], rtol=1e-4, atol=1e-5)
+
+
+def test_only_logits_adds_no_hooks(monkeypatch):
+    def refuse(self, *args, **kwargs):
+        raise AssertionError("a hook was registered")
+
+    model, inputs = tiny_model("bert"), tiny_inputs("bert")
+    monkeypatch.setattr(nn.Module, "register_forward_hook", refuse)
+    assert reading.read(model, inputs, frozenset({LOGITS})).logits.shape == (4, 2)
+
+
+def test_hooks_go_to_the_layers_in_need_only_and_leave_after_a_failure():
+    model, inputs = tiny_model("bert", layers=3), tiny_inputs("bert")
+    hooked = []
+    model.classifier.register_forward_pre_hook(lambda module, args: hooked.append(
+        [name for name, m in model.named_modules() if m._forward_hooks]))
+    reading.read(model, inputs, frozenset({FeatureKey("mean", 2), FeatureKey("cls", 2)}))
+    assert hooked == [["bert.encoder.layer.1"]]
+    with pytest.raises(Exception, match="index out of range"):
+        reading.read(model, inputs | {"input_ids": inputs["input_ids"] + 10_000}, frozenset({FeatureKey("mean", 2)}))
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_only_what_the_model_takes_reaches_it(family):
+    """Lessons A68, A69, A73: segment ids go to BERT and ELECTRA, not to the rest."""
+    model = tiny_model(family)
+    inputs = tiny_inputs("bert") if family == "distilbert" else tiny_inputs(family)
+    inputs["token_type_ids"] = torch.ones_like(inputs["input_ids"])
+    inputs["something_else"] = torch.ones(1)
+    with torch.no_grad():
+        with_segments = reading.read(model, inputs, frozenset({LOGITS})).logits
+        inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
+        without = reading.read(model, inputs, frozenset({LOGITS})).logits
+    assert torch.equal(with_segments, without) == (family not in ("bert", "electra"))
+
+
+def test_padding_changes_nothing():
+    """Lessons A36, B22: more padding, and garbage under it, leave pooled features alone."""
+    model, inputs = tiny_model("bert"), tiny_inputs("bert")
+    keys = every_state(2) - {FeatureKey("hidden", layer) for layer in range(3)} | {LOGITS}
+    longer = {name: nn.functional.pad(value, (0, 7), value=0 if name == "attention_mask" else 1)
+              for name, value in inputs.items()}
+    with torch.no_grad():
+        short, long = reading.read(model, inputs, keys), reading.read(model, longer, keys)
+    for key in keys:
+        torch.testing.assert_close(short[key], long[key], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_reach_the_layers_below_in_train_mode(family):
+    model, inputs = tiny_model(family, layers=3).train(), tiny_inputs(family)
+    features = reading.read(model, inputs, frozenset({FeatureKey("mean", 2)}))
+    features[FeatureKey("mean", 2)].square().sum().backward()
+    layers = model.base_model.get_submodule(reading.family(model).layers)
+    touched = [any(p.grad is not None and p.grad.abs().sum() > 0 for p in layer.parameters()) for layer in layers]
+    assert touched == [True, True, False]
+
+
+def test_embeddings_alone_can_be_read():
+    """Lesson A3: a loss on layer 0 trains the embeddings and nothing above."""
+    model, inputs = tiny_model("electra").train(), tiny_inputs("electra")
+    reading.read(model, inputs, frozenset({FeatureKey("hidden", 0)}))[FeatureKey("hidden", 0)].sum().backward()
+    base = model.base_model
+    assert base.embeddings_project.weight.grad.abs().sum() > 0
+    assert all(p.grad is None for p in base.encoder.parameters())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_autocast_keeps_pooled_means_and_scores_in_float32(family):
+    model, inputs = tiny_model(family), tiny_inputs(family)
+    keys = frozenset({FeatureKey("mean", 1), FeatureKey("scores", 1), LOGITS})
+    with torch.no_grad():
+        full = reading.read(model, inputs, keys)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            half = reading.read(model, inputs, keys)
+    for key in (FeatureKey("mean", 1), FeatureKey("scores", 1)):
+        assert half[key].dtype == torch.float32
+        assert (half[key] - full[key]).norm() < 0.03 * full[key].norm()
+
+
+def test_masked_mean_sums_bf16_states_in_float32():
+    states = torch.full((1, 3000, 1), 1.0).to(torch.bfloat16)
+    mask = torch.ones(1, 3000, dtype=torch.int64)
+    assert reading.masked_mean(states, mask).item() == 1.0
+
+
+@pytest.mark.parametrize(("key", "says"), [
+    (FeatureKey("mean", 3), "layers are 0 (embeddings) to 2"),
+    (FeatureKey("scores", 3), "layers are 0 (embeddings) to 2"),
+    (FeatureKey("query", 0), "layers are 1 to 2"),
+    (FeatureKey("mlm_logits"), "ForMaskedLM"),
+])
+def test_features_that_are_not_there_are_the_users_error(key, says):
+    with pytest.raises(UserError) as caught:
+        reading.read(tiny_model("bert"), tiny_inputs("bert"), frozenset({key}))
+    assert says in str(caught.value)
+
+
+def test_an_unknown_family_is_refused_by_name():
+    model = tiny_model("bert")
+    model.config.model_type = "distillbert"
+    with pytest.raises(UserError, match=r"distillbert.*did you mean 'distilbert'"):
+        reading.read(model, tiny_inputs("bert"), frozenset({LOGITS}))
+
+
+def test_undeclared_features_are_not_given():
+    features = reading.read(tiny_model("mpnet"), tiny_inputs("mpnet"), frozenset({FeatureKey("scores", 1)}))
+    assert set(features) == {FeatureKey("scores", 1)}
+    with pytest.raises(KeyError, match="query-01"):
+        features[FeatureKey("query", 1)]
