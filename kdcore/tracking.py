@@ -16,22 +16,24 @@ import re
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from kdcore import tracking_store
 from kdcore.layout import Layout
 from kdcore.lineage import locked_outputs, revision
-from kdcore.tracking_store import end_parent, setup, start_parent, study_name
+from kdcore.tracking_store import setup, study_name
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 __all__ = ["Run", "end_parent", "flatten", "setup", "start_parent", "study_name"]
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 BATCH_SECONDS = 2.0
@@ -39,6 +41,9 @@ BATCH_SECONDS = 2.0
 CLOSE_SECONDS = 30.0
 """How long the end of a run waits for a slow store before it gives up on what is left."""
 RETRY_SECONDS = 5.0
+CLOSE_ATTEMPTS = 3
+GIVE_UP_OPENING = 3
+"""After so many failures without a run, nobody waits for its id any more."""
 KEPT_POINTS = 20_000
 """Metric points kept while the store does not answer; the oldest go first, and are counted."""
 _LONGEST_VALUE = 5000  # MLflow refuses parameters above 6000 and tags above 8000 characters
@@ -75,6 +80,7 @@ class Run:
                 "seed": None if seed is None else str(seed)}
         worker = _Worker(_Record(layout.study.resolve(), {k: v for k, v in what.items() if v is not None},
                                  flatten(params or {}), dict(tags or {})))
+        worker.attempt(tracking_store.load)
         worker.start()
         return cls(worker)
 
@@ -89,9 +95,9 @@ class Run:
         return self._worker.failures if self._worker else 0
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record metrics of a step; returns at once, never raises. Non-finite values become the tag `nonfinite.NAME`."""
+        """Record metrics of a step; returns at once. Non-finite values become the tag `nonfinite.NAME`."""
         if self._worker:
-            self._worker.metrics(step, metrics)
+            self._worker.points.add(step, metrics)
 
     def artifact(self, path: Path) -> None:
         """Attach a file, or a folder with all in it; copied in the background, so leave it in place until the end."""
@@ -117,6 +123,31 @@ class Run:
             status = "FAILED" if isinstance(error, Exception) else "KILLED"
             self.tag("kdflow.error", f"{type(error).__name__}: {error}")
         self._worker.finish(status)
+
+
+def start_parent(study: Path, name: str, tags: Mapping[str, str] | None = None) -> str | None:
+    """Open the run that groups those of one flow run; hand its id to the stages as `KDFLOW_PARENT_RUN`.
+
+    End it with `end_parent`. A flow that dies leaves it to the next start, which marks it KILLED.
+    None, after a warning, when tracking is off or fails.
+    """
+    if not enabled():
+        return None
+    return _tried("open a parent run", lambda: tracking_store.create_parent(study_name(study), name, dict(tags or {})))
+
+
+def end_parent(run: str | None, status: str) -> None:
+    """End a parent run as `FINISHED`, `FAILED` or `KILLED`; warns when the store fails."""
+    if run is not None:
+        _tried("end the parent run", lambda: tracking_store.connect().set_terminated(run, status))
+
+
+def _tried(what: str, step: Callable[[], T]) -> T | None:
+    try:
+        return step()
+    except Exception as error:  # the work must go on, whatever the tracker raises
+        log.warning("could not %s in MLflow at %s: %s", what, tracking_store.uri(), error)
+        return None
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -167,27 +198,48 @@ class _Record:
                 if folder != self.what["kind"] and (path := f"artifacts/{folder}/{dataset}") in outputs}
 
 
-@dataclass
 class _Points:
-    """Metrics not yet sent: (name, value, timestamp in ms, step)."""
+    """Metrics on their way: points (name, value, timestamp in ms, step), and what was not finite."""
 
-    waiting: list[tuple[str, float, int, int]] = field(default_factory=list)
-    nonfinite: dict[str, str] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[str, float, int, int]] = deque()
+        self._nonfinite: dict[str, tuple[str, int]] = {}
+        self._lock = threading.Lock()
+        self.lost = 0
 
-    def add(self, step: int, metrics: Mapping[str, float]) -> int:
-        """Take in a step's metrics; returns how many old points had to go."""
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, step: int, metrics: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
-        with self.lock:
+        with self._lock:
             for name, value in metrics.items():
                 number = float(value)
                 if math.isfinite(number):
-                    self.waiting.append((_key(name), number, now, step))
+                    self._waiting.append((_key(name), number, now, step))
                 else:
-                    self.nonfinite.setdefault(f"nonfinite.{_key(name)}"[:250], f"{number} at step {step}")
-            lost = max(0, len(self.waiting) - KEPT_POINTS)
-            del self.waiting[:lost]
-        return lost
+                    first, times = self._nonfinite.get(name, (f"{number} at step {step}", 0))
+                    self._nonfinite[name] = first, times + 1
+            self._drop_oldest()
+
+    def take(self, most: int) -> list[tuple[str, float, int, int]]:
+        with self._lock:
+            return [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+
+    def give_back(self, points: list[tuple[str, float, int, int]]) -> None:
+        with self._lock:
+            self._waiting.extendleft(reversed(points))
+            self._drop_oldest()
+
+    def tags(self) -> dict[str, str]:
+        with self._lock:
+            return {f"nonfinite.{_key(name)}"[:250]: first if times == 1 else f"{first}, {times} times in all"
+                    for name, (first, times) in self._nonfinite.items()}
+
+    def _drop_oldest(self) -> None:
+        while len(self._waiting) > KEPT_POINTS:
+            self._waiting.popleft()
+            self.lost += 1
 
 
 class _Worker(threading.Thread):
@@ -195,27 +247,25 @@ class _Worker(threading.Thread):
 
     def __init__(self, record: _Record) -> None:
         super().__init__(name=f"tracking {record.name}", daemon=True)
+        self.points = _Points()
         self.failures = 0
-        self.lost = 0
         self._record = record
-        self._points = _Points()
-        self._calls: queue.Queue[Callable[["MlflowClient", str], Any]] = queue.Queue()
-        self._sent_tags: set[str] = set()
+        self._calls: queue.Queue[Callable[[MlflowClient, str], Any]] = queue.Queue()
+        self._sent_tags: dict[str, str] = {}
         self._known = threading.Event()
         self._closing = threading.Event()
         self._client: MlflowClient | None = None
         self._run: str | None = None
         self._parent: str | None = None
+        self._params_sent = False
+        self._ended = False
         self._status = "FINISHED"
 
     def run_id(self) -> str | None:
         self._known.wait(CLOSE_SECONDS)
         return self._run
 
-    def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.lost += self._points.add(step, metrics)
-
-    def call(self, what: Callable[["MlflowClient", str], Any]) -> None:
+    def call(self, what: "Callable[[MlflowClient, str], Any]") -> None:
         self._calls.put(what)
 
     def finish(self, status: str) -> None:
@@ -223,37 +273,53 @@ class _Worker(threading.Thread):
         self._status = status
         self._closing.set()
         self.join(CLOSE_SECONDS)
-        left = len(self._points.waiting) + self.lost
-        if self.is_alive() or left or self.failures:
-            log.warning("MLflow run %s is incomplete: %d failed calls, %d metric points missing; the local "
-                        "metrics are complete", self._record.name, self.failures, left)
+        missing = len(self.points) + self.points.lost
+        if missing or not self._ended:
+            log.warning("MLflow run %s is incomplete: %d calls failed, %d metric values are missing%s; "
+                        "the local metrics have them all", self._record.name, self.failures, missing,
+                        "" if self._ended else ", no end")
 
     def run(self) -> None:
         while not self._closing.is_set():
-            ok = self._attempt(self._open) and self._attempt(self._send)
+            ok = self.attempt(self._open) and self.attempt(self._send)
             self._closing.wait(BATCH_SECONDS if ok else RETRY_SECONDS)
-        self._attempt(self._open)
-        if self._client is not None:
-            self._attempt(self._send)
-            self._attempt(self._end)
+        for _ in range(CLOSE_ATTEMPTS):
+            if self.attempt(self._open) and self.attempt(self._send) and self.attempt(self._end):
+                break
+            time.sleep(0.5)
         self._known.set()
 
-    def _attempt(self, step: Callable[[], None]) -> bool:
+    def attempt(self, step: Callable[[], None]) -> bool:
+        """Do something with MLflow; whatever goes wrong is counted, and told the first time."""
         try:
             step()
-        except Exception as error:  # whatever the tracker does, the training goes on
+        except Exception as error:  # the work must go on, whatever the tracker raises
             self.failures += 1
             if self.failures == 1:
-                log.warning("MLflow at %s does not work: %s. The work goes on, metrics are kept locally",
-                            tracking_store.uri(), str(error).splitlines()[0] if str(error) else type(error).__name__)
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                log.warning("MLflow at %s fails: %s. The work goes on; metrics are kept locally", tracking_store.uri(),
+                            reason)
+            if self.failures >= GIVE_UP_OPENING and self._run is None:
+                self._known.set()
             return False
         return True
 
     def _open(self) -> None:
-        """Create the run, once."""
-        if self._run is not None:
-            return
-        self._client = client = tracking_store.connect()
+        """Create the run and send its settings, once."""
+        from mlflow.entities import Param
+
+        if self._client is None:
+            self._client = tracking_store.connect()
+        if self._run is None:
+            self._run = self._create(self._client)
+            self._known.set()
+        if not self._params_sent:
+            params = [Param(name, value) for name, value in self._record.params.items()]
+            for start in range(0, len(params), 100):  # MLflow's limit for one call
+                self._client.log_batch(self._run, params=params[start:start + 100])
+            self._params_sent = True
+
+    def _create(self, client: "MlflowClient") -> str:
         study = self._record.what["study"]
         experiment = tracking_store.experiment(client, study)
         tracking_store.close_orphans(client, experiment)
@@ -261,35 +327,33 @@ class _Worker(threading.Thread):
         self._parent = tracking_store.parent_of_this_process(client, experiment, study)
         if self._parent:
             tags[tracking_store.PARENT] = self._parent
-        self._run = client.create_run(experiment, tags=tags, run_name=self._record.name).info.run_id
-        self._known.set()
-        from mlflow.entities import Param
-
-        params = [Param(name, value) for name, value in self._record.params.items()]
-        for start in range(0, len(params), 100):
-            client.log_batch(self._run, params=params[start:start + 100])
+        return client.create_run(experiment, tags=tags, run_name=self._record.name).info.run_id
 
     def _send(self) -> None:
         from mlflow.entities import Metric, RunTag
 
-        assert self._client is not None and self._run is not None
+        assert self._client is not None
+        assert self._run is not None
         while True:
-            with self._points.lock:
-                batch = self._points.waiting[:1000]
-                tags = {k: v for k, v in self._points.nonfinite.items() if k not in self._sent_tags}
+            batch = self.points.take(800)  # MLflow takes 1000 values of all kinds in one call
+            tags = {k: v for k, v in self.points.tags().items() if self._sent_tags.get(k) != v}
             if not batch and not tags:
                 break
-            self._client.log_batch(self._run, metrics=[Metric(*point) for point in batch],
-                                   tags=[RunTag(*tag) for tag in list(tags.items())[:100]])
-            self._sent_tags |= set(list(tags)[:100])
-            with self._points.lock:
-                sent = set(batch)
-                self._points.waiting = [point for point in self._points.waiting if point not in sent]
+            part = dict(list(tags.items())[:100])
+            try:
+                self._client.log_batch(self._run, metrics=[Metric(*point) for point in batch],
+                                       tags=[RunTag(*tag) for tag in part.items()])
+            except Exception:
+                self.points.give_back(batch)
+                raise
+            self._sent_tags |= part
         while not self._calls.empty():
             self._calls.get()(self._client, self._run)
 
     def _end(self) -> None:
-        assert self._client is not None and self._run is not None
+        assert self._client is not None
+        assert self._run is not None
         self._client.set_terminated(self._run, self._status)
-        if self._parent and tracking_store.ends_with_its_children(self._client, self._parent):
-            self._client.set_terminated(self._parent, self._status)
+        self._ended = True
+        if self._parent:
+            tracking_store.end_with_last_child(self._client, self._parent)

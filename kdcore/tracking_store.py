@@ -5,6 +5,7 @@ racy (two processes migrate one SQLite file twice; the loser of `set_experiment`
 that creates something does it under a file lock and hands on ids.
 """
 
+import logging
 import os
 import socket
 from pathlib import Path
@@ -53,7 +54,7 @@ def study_name(study: Path) -> str:
 
 def connect() -> "MlflowClient":
     """A client of the store, which is created first if need be; safe in many processes at once."""
-    _quiet()
+    load()
     from filelock import FileLock
     from mlflow.tracking import MlflowClient
 
@@ -87,8 +88,8 @@ def experiment(client: "MlflowClient", study: str) -> str:
         return found.experiment_id
 
 
-def setup(study: str) -> str:
-    """Create the store and a study's experiment, close what dead processes left running; return the experiment id."""
+def setup(study: str = "demo") -> str:
+    """Create the store and a study's experiment, close what dead processes left running; return the experiment's id."""
     client = connect()
     experiment_id = experiment(client, study)
     close_orphans(client, experiment_id)
@@ -126,20 +127,12 @@ def close_orphans(client: "MlflowClient", experiment_id: str) -> int:
     return len(found)
 
 
-def start_parent(study: str, name: str, tags: dict[str, str] | None = None) -> str:
-    """Open the parent run of one flow run; pass its id to the stages as `KDFLOW_PARENT_RUN`.
-
-    The flow ends it with `end_parent`. A flow that dies leaves it to the next start, which marks it KILLED.
-    """
+def create_parent(study: str, name: str, tags: dict[str, str]) -> str:
+    """Open a run that groups those of one flow run; whoever calls ends it."""
     client = connect()
     experiment_id = experiment(client, study)
     close_orphans(client, experiment_id)
-    return _create_parent(client, experiment_id, study, name, own_process(), tags or {})
-
-
-def end_parent(run_id: str, status: str) -> None:
-    """End a parent run as `FINISHED`, `FAILED` or `KILLED`."""
-    connect().set_terminated(run_id, status)
+    return _create_parent(client, experiment_id, study, name, own_process(), tags)
 
 
 def parent_of_this_process(client: "MlflowClient", experiment_id: str, study: str) -> str | None:
@@ -159,13 +152,24 @@ def parent_of_this_process(client: "MlflowClient", experiment_id: str, study: st
         found = client.search_runs([experiment_id], f"tags.`{PROCESS}` = '{_identity(repro)}' and "
                                    f"tags.`{HOST}` = '{socket.gethostname()}' and tags.`{KIND}` = 'repro'")
         if found:
+            client.update_run(found[0].info.run_id, status="RUNNING")
             return found[0].info.run_id
         return _create_parent(client, experiment_id, study, "dvc repro", _identity(repro), {KIND: "repro"})
 
 
-def ends_with_its_children(client: "MlflowClient", parent: str) -> bool:
-    """Whether a parent has nobody to end it: true for that of a `dvc repro`, false for a flow's."""
-    return client.get_run(parent).data.tags.get(KIND) == "repro"
+def end_with_last_child(client: "MlflowClient", parent: str) -> None:
+    """End the parent of a `dvc repro` as its children ended; the next stage of the same process reopens it.
+
+    DVC itself would never end it. A flow's parent is the flow's to end.
+    """
+    run = client.get_run(parent)
+    if run.data.tags.get(KIND) != "repro":
+        return
+    children = client.search_runs([run.info.experiment_id], f"tags.`{PARENT}` = '{parent}'")
+    states = {child.info.status for child in children}
+    worst = next((state for state in ("RUNNING", "FAILED", "KILLED") if state in states), "FINISHED")
+    if worst != "RUNNING":
+        client.set_terminated(parent, worst)
 
 
 def _create_parent(client: "MlflowClient", experiment_id: str, study: str, name: str, process: str,
@@ -196,15 +200,19 @@ def _lock_file(name: str) -> Path:
     return folder / f"mlflow-{name}.lock"
 
 
-def _quiet() -> None:
-    """Before MLflow is imported: no telemetry, no long waits for a server that is gone, no tracebacks in the log."""
-    import logging
+def load() -> None:
+    """Import MLflow: without telemetry, long waits for a server that is gone, or tracebacks in the log.
 
+    To be called in the main thread: imports that two threads do at once can see half-made modules.
+    """
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("DO_NOT_TRACK", "true")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-    for name, level in (("mlflow", logging.ERROR), ("alembic", logging.ERROR)):
-        logging.getLogger(name).setLevel(level)
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     # It prints a traceback for every failed statement; whoever called reports the failure.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
+    import mlflow.store.model_registry.sqlalchemy_store
+    import mlflow.store.tracking.sqlalchemy_store
+    import mlflow.tracking  # noqa: F401
