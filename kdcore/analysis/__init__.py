@@ -1,0 +1,1 @@
+"""From predictions and measurements to statistics, tables and pictures."""

@@ -1,0 +1,170 @@
+"""Stage `evaluate`: predict every split with the exported models of a method and score what has labels.
+
+Models are loaded as any user would, by transformers alone. The outs follow from models and data only:
+
+    metrics.json                        run -> split -> metrics; a run is `seed-N`, or `teacher`
+    context.json                        what a reader of the numbers must know: the splits and their notes, the
+                                        models' sizes, how each was trained, which submission files were written
+    predictions/RUN/SPLIT.parquet       per example: id, label, logits by class name, the predicted class
+    submission/RUN/TASK.tsv             for the GLUE test server
+
+Latency and memory go to the study's measurements, which are no out.
+"""
+
+import json
+import logging
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
+
+from kdcore import config
+from kdcore.data.prepared import Prepared, PreparedInfo
+from kdcore.errors import UserError
+from kdcore.evaluation import cost, submission
+from kdcore.evaluation.evaluate_modules import measure
+from kdcore.evaluation.metrics import PROTOCOL, decide, score
+from kdcore.evaluation.ood import collapse
+from kdcore.evaluation.predict import predict
+from kdcore.layout import Layout
+from kdcore.models.labels import output_names
+from kdcore.models.loading import quiet
+from kdcore.tracking import Run
+from kdcore.training.precision import resolve
+
+logger = logging.getLogger(__name__)
+
+TEACHER = "teacher"
+Which = Literal["teacher", "student"]
+
+
+def run(study: config.Study, layout: Layout, dataset: str, method: str) -> None:
+    """Evaluate all seeds of a method, or with `method` `teacher` the teacher.
+
+    Raises:
+        UserError: nothing prepared or trained yet, an exported model that cannot be read, other class names than the
+            dataset's, or predictions that are not finite.
+    """
+    prepared = Prepared.load(layout.prepared(dataset))
+    scratch = layout.scratch / f"evaluate-{dataset}-{method}"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    which: Which = "teacher" if method == TEACHER else "student"
+    metrics: dict[str, dict[str, Any]] = {}
+    runs: dict[str, dict[str, Any]] = {}
+    measured: dict[str, Any] = {}
+    with Run.start("evaluate", layout, dataset, method) as tracked:
+        for name, folder in _models(layout, dataset, method).items():
+            start = time.perf_counter()
+            model = _load(folder)
+            metrics[name], files = _evaluate(model, prepared, which, study.evaluation, scratch, name)
+            runs[name] = {"size": cost.size(model, folder), "training": _training(folder), "submission": files}
+            measured[name] = {"evaluation_seconds": time.perf_counter() - start}
+            if study.evaluation.latency and len(measured) == 1:  # the seeds of a method have the same shape
+                measured[name]["latency"] = cost.latency(model, prepared, prepared.info.select, which)
+            tracked.log(len(runs), {f"{split}/{metric}": value for split, values in metrics[name].items()
+                                    for metric, value in values.items() if metric not in ("n", "degenerate")})
+        context = {"protocol": PROTOCOL, "dataset": json.loads(prepared.info.to_json()), "runs": runs}
+        _write(scratch / "metrics.json", metrics)
+        _write(scratch / "context.json", context)
+        if tracked.id:
+            measured["mlflow_run"] = tracked.id
+    out = layout.evaluation(dataset, method)
+    shutil.rmtree(out, ignore_errors=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    os.replace(scratch, out)
+    layout.measured.mkdir(parents=True, exist_ok=True)
+    _write(layout.measured / f"evaluate@{dataset}-{method}.json", measured)
+
+
+def _evaluate(model: PreTrainedModel, prepared: Prepared, which: Which, settings: config.Evaluation, folder: Path,
+              name: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Predict all splits but the training one; returns the metrics by split and what became of submission files."""
+    info, metrics, files = prepared.info, {}, {}
+    precision = resolve("auto", model.device)
+    (folder / "predictions" / name).mkdir(parents=True)
+    for split, about in info.splits.items():
+        if about.role == "train":
+            continue
+        with precision.autocast():
+            logits = predict(model, prepared, split, settings.batch_size, which)
+        pq.write_table(_predictions(prepared, split, logits), folder / "predictions" / name / f"{split}.parquet")
+        if about.hidden:
+            if settings.submission and (task := submission.TASKS.get((info.name, split))):
+                files[split] = _submit(prepared, split, task, logits, folder / "submission" / name)
+            print(f"{info.name} {name} {split}: {len(logits)} predictions written; labels are hidden, so not scored")
+        else:
+            metrics[split] = score(prepared, split, logits, measure)
+            print(f"{info.name} {name} {split}: {_words(metrics[split])}")
+    return metrics, files
+
+
+def _predictions(prepared: Prepared, split: str, logits: torch.Tensor) -> pa.Table:
+    """id, label, one float32 column per class (`logit:NAME`) or `score`, and the predicted class of the split."""
+    info = prepared.info
+    columns: dict[str, Any] = {"id": np.arange(len(logits)), "label": prepared.labels(split).numpy()}
+    if info.labels is None:
+        return pa.table(columns | {"score": logits[:, 0].numpy()})
+    columns |= {f"logit:{label}": logits[:, column].numpy() for column, label in enumerate(info.labels)}
+    return pa.table(columns | {"prediction": collapse(info.labels, prepared.split(split))[decide(logits, False)]})
+
+
+def _submit(prepared: Prepared, split: str, task: submission.TaskFile, logits: torch.Tensor, folder: Path) -> str:
+    if len(logits) != task.rows:
+        return f"{task.name} not written: {len(logits)} of {task.rows} rows"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / task.name).write_text(submission.task_file(prepared, split, logits), encoding="utf-8", newline="")
+    return task.name
+
+
+def _models(layout: Layout, dataset: str, method: str) -> dict[str, Path]:
+    """The exported model folders by run name, seeds in ascending order."""
+    if method == TEACHER:
+        folders = {TEACHER: layout.teacher(dataset)}
+        command = f"kdflow teacher {dataset}"
+    else:
+        found = layout.student(dataset, method).glob("seed-*")
+        folders = {path.name: path for path in sorted(found, key=lambda path: int(path.name.removeprefix("seed-")))}
+        command = f"kdflow distill {dataset} {method}"
+    missing = [path for path in folders.values() if not (path / "config.json").is_file()]
+    if missing or not folders:
+        place = missing[0] if missing else layout.student(dataset, method)
+        raise UserError(f"no exported model in {place}; run `{command}` first")
+    return folders
+
+
+def _load(folder: Path) -> PreTrainedModel:
+    """The model by transformers alone, on CUDA where there is one."""
+    try:
+        with quiet():
+            model = AutoModelForSequenceClassification.from_pretrained(folder, use_safetensors=True,
+                                                                       local_files_only=True)
+    except (OSError, ValueError, SafetensorError, RuntimeError) as error:
+        raise UserError(f"the model in {folder} cannot be read ({str(error).splitlines()[0]}); delete the folder and "
+                        "run the stage that made it again") from None
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+
+
+def _training(folder: Path) -> dict[str, Any]:
+    path = folder / "training.json"
+    if not path.is_file():
+        raise UserError(f"{path} is missing, so nobody knows how this model was trained; run its stage again")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _words(metrics: dict[str, Any]) -> str:
+    values = ", ".join(f"{name} {100 * value:.1f}" for name, value in metrics.items() if name not in ("n", "degenerate"))
+    return f"{values} on {metrics['n']} rows" + (" (degenerate)" if metrics["degenerate"] else "")
+
+
+def _write(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n",
+                    encoding="utf-8")
