@@ -1,0 +1,199 @@
+"""Mistakes in settings, on the command line and in the state of a study: exit code 2, one line, the remedy.
+
+All through the real entry point. Mistakes in data files and model folders are tested where these are read.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from tests.command import Outcome, kdflow
+
+Edit = Callable[[dict[str, Any]], None]
+
+
+@pytest.fixture(scope="module")
+def default(repository) -> str:
+    return (repository / "params.yaml").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def study(tmp_path, default) -> Path:
+    """A study folder with the default settings and nothing done."""
+    (tmp_path / "params.yaml").write_text(default, encoding="utf-8")
+    (tmp_path / "data").mkdir()
+    return tmp_path
+
+
+def _edit(study: Path, change: Edit) -> None:
+    path = study / "params.yaml"
+    content = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
+    change(content)
+    with path.open("w", encoding="utf-8") as file:
+        YAML(typ="safe").dump(content, file)
+
+
+def _refused(outcome: Outcome, *words: str) -> None:
+    """Exit code 2 and exactly one line of stderr that holds every word."""
+    assert outcome.code == 2, outcome
+    assert outcome.out == ""
+    assert outcome.err.startswith("kdflow: ")
+    assert outcome.err.count("\n") == 1
+    assert outcome.err.endswith("\n")
+    for word in words:
+        assert word in outcome.err, f"{word!r} is not in {outcome.err!r}"
+
+
+def _set(dotted: str, value: Any) -> Edit:
+    def change(content: dict[str, Any]) -> None:
+        *path, last = dotted.split(".")
+        for part in path:
+            content = content[part]
+        content[last] = value
+
+    return change
+
+
+def _drop(name: str) -> Edit:
+    return lambda content: content.pop(name)
+
+
+SETTINGS: dict[str, tuple[Edit, tuple[str, ...]]] = {
+    "unknown section": (_set("trainig", {}), ("`trainig`", "'training'")),
+    "unknown key, two levels down": (_set("pair.teacher.sorce", "x"), ("pair.teacher.sorce", "'source'")),
+    "missing section": (_drop("pair"), ("`pair` is missing",)),
+    "missing teacher": (_set("pair", {"max_length": 64}), ("`pair.teacher` is missing",)),
+    "section is a list": (_set("training", [1]), ("training",)),
+    "dataset without an entry": (_set("study.datasets", ["moveis"]), ("'moveis'", "'movies'")),
+    "method without an entry": (_set("study.methods", ["vanila_kd"]), ("'vanila_kd'", "'vanilla_kd'")),
+    "no dataset": (_set("study.datasets", []), ("study.datasets", "at least 1")),
+    "no method": (_set("study.methods", []), ("study.methods", "at least 1")),
+    "no seed": (_set("study.seeds", []), ("study.seeds", "at least 1")),
+    "seed twice": (_set("study.seeds", [3, 3]), ("seeds names 3 twice",)),
+    "method twice": (_set("study.methods", ["finetune", "finetune"]), ("methods names 'finetune' twice",)),
+    "seed is no number": (_set("study.seeds", ["one"]), ("study.seeds", "'one'", "integer")),
+    "negative learning rate": (_set("training.student.learning_rate", -1e-5), ("learning_rate", "-1e-05")),
+    "endless training": (_set("training.student.epochs", float("inf")), ("epochs", "inf", "finite")),
+    "learning rate is not a number": (_set("training.teacher.learning_rate", float("nan")), ("learning_rate", "nan")),
+    "no epoch": (_set("training.teacher.epochs", 0), ("training.teacher.epochs", "greater than 0")),
+    "accumulation does not divide": (_set("training.student.accumulation", 5), ("accumulation 5", "batch_size 32")),
+    "batch size in words": (_set("training.student.batch_size", "many"), ("batch_size", "'many'", "integer")),
+    "unknown precision": (_set("training.student.precision", "fp8"), ("precision", "'fp8'", "bf16")),
+    "patience of zero": (_set("training.student.patience", 0), ("patience", "greater than or equal to 1")),
+    "override of an unknown key": (_set("datasets.movies.teacher", {"epoch": 3}),
+                                   ("datasets.movies.teacher", "`epoch`", "'epochs'")),
+    "override out of range": (_set("datasets.movies.student", {"batch_size": 0}),
+                              ("datasets.movies.student", "batch_size", "0")),
+    "unknown data key": (_set("datasets.movies.data.train_row", 10), ("train_row", "'train_rows'")),
+    "selection on the test split": (_set("datasets.movies.data.selection", "test"), ("selection", "'test'", "held_out")),
+    "most of train held out": (_set("datasets.movies.data.held_out_share", 0.9), ("held_out_share", "0.9", "0.5")),
+    "layers by rule without depth": (_set("pair.student", {"layers": "even"}), ("`depth`", "`layers: first`")),
+    "depth without a rule": (_set("pair.student", {"depth": 3}), ("`depth`", "`layers: first`")),
+    "unknown layer rule": (_set("pair.student", {"layers": "odd", "depth": 3}), ("layers", "'odd'", "even")),
+    "shortest texts": (_set("pair.max_length", 2), ("pair.max_length", "greater than or equal to 4")),
+    "stored token states": (_set("features.kinds", ["hidden"]), ("features.kinds", "'hidden'", "mean")),
+    "store in bytes": (_set("features.dtype", "int8"), ("features.dtype", "'int8'", "float16")),
+    "gate misspelt": (_set("gate", {"allow_week": True}), ("gate.allow_week", "'allow_weak'")),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings(name, study):
+    change, words = SETTINGS[name]
+    _edit(study, change)
+    _refused(kdflow("report", "--study", str(study), cwd=study), *words)
+
+
+FILES: dict[str, tuple[bytes | None, tuple[str, ...]]] = {
+    "no file": (None, ("params.yaml does not exist", "--study")),
+    "empty file": (b"", ("params.yaml", "expected sections")),
+    "a list": (b"- a\n- b\n", ("holds list", "expected sections")),
+    "not YAML": (b"study:\n  datasets: [movies\npair: {}\n", ("line 3", "not valid YAML")),
+    "not UTF-8": (b"# caf\xe9\n", ("not UTF-8", "byte 5", "save it as UTF-8")),
+    "a key twice": (b"code: .\ncode: .\n", ("line 2", "code")),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_settings_file(name, study):
+    content, words = FILES[name]
+    if content is None:
+        (study / "params.yaml").unlink()
+    else:
+        (study / "params.yaml").write_bytes(content)
+    _refused(kdflow("report", cwd=study), *words)
+
+
+COMMANDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "unknown command": (("distil", "movies"), ("'distil'", "'distill'")),
+    "unknown command like no other": (("xyzzy",), ("'xyzzy'", "prepare, teacher")),
+    "no dataset": (("prepare",), ("DATASET", "kdflow prepare --help")),
+    "no method": (("distill", "movies"), ("METHOD", "kdflow distill --help")),
+    "too many": (("prepare", "movies", "rte"), ("rte", "kdflow prepare --help")),
+    "unknown option": (("prepare", "movies", "--stduy", "x"), ("--stduy", "--study")),
+    "option without value": (("report", "--study"), ("--study", "requires an argument")),
+    "unknown dataset": (("prepare", "movie"), ("'movie'", "'movies'")),
+    "unknown dataset like no other": (("teacher", "rte"), ("'rte'", "known: movies")),
+    "unknown method": (("distill", "movies", "rail_kd_x"), ("'rail_kd_x'", "'rail_kd_c'")),
+    "unknown method to evaluate": (("evaluate", "movies", "finetun"), ("'finetun'", "'finetune'")),
+    "study is no folder": (("report", "--study", "studies/nope"), ("studies/nope", "params.yaml")),
+    "study without settings": (("report", "--study", "data"), ("data/params.yaml does not exist",)),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_line(name, study):
+    arguments, words = COMMANDS[name]
+    _refused(kdflow(*arguments, cwd=study), *words)
+
+
+def test_a_method_that_is_declared_but_does_not_exist(study):
+    _edit(study, _set("methods.vanilla_k", {}))
+    _refused(kdflow("distill", "movies", "vanilla_k", cwd=study), "'vanilla_k'", "'vanilla_kd'")
+
+
+STATES: dict[str, tuple[Edit, tuple[str, ...], tuple[str, ...]]] = {
+    "teacher before prepare": (lambda _: None, ("teacher", "movies"), ("kdflow prepare movies",)),
+    "features before prepare": (lambda _: None, ("features", "movies"), ("kdflow prepare movies",)),
+    "distill before prepare": (lambda _: None, ("distill", "movies", "finetune"), ("kdflow prepare movies",)),
+    "evaluate before prepare": (lambda _: None, ("evaluate", "movies", "teacher"), ("kdflow prepare movies",)),
+    "report of nothing": (lambda _: None, ("report",), ("kdflow evaluate",)),
+    "teacher in a package that nobody knows": (
+        _set("pair.teacher.source", "package:all-MiniLM-L6"), ("prepare", "movies"),
+        ("'all-MiniLM-L6'", "'all-MiniLM-L6-v2'")),
+    "teacher in a folder that is not there": (
+        _set("pair.teacher.source", "./models/bert"), ("prepare", "movies"), ("'./models/bert'", "no folder")),
+    "source that is neither": (
+        _set("pair.teacher.source", "bert base"), ("prepare", "movies"), ("'bert base'", "hub id")),
+    "method's key misspelt": (
+        _set("methods.rail_kd_l", {"widht": 64}), ("distill", "movies", "rail_kd_l"),
+        ("methods.rail_kd_l", "`widht`", "'width'")),
+    "method's value out of range": (
+        _set("methods.vanilla_kd", {"alpha": 2}), ("distill", "movies", "vanilla_kd"),
+        ("methods.vanilla_kd", "alpha", "2")),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_state_of_the_study(name, study):
+    change, arguments, words = STATES[name]
+    _edit(study, change)
+    _refused(kdflow(*arguments, cwd=study), *words)
+
+
+@pytest.mark.parametrize("value", ["nyu-mll/glue", "=x", "a=b,c"])
+def test_where_sources_lie_is_malformed(value, study, monkeypatch):
+    monkeypatch.setenv("KDFLOW_SOURCES", value)
+    _refused(kdflow("prepare", "movies", cwd=study), "KDFLOW_SOURCES", "source=folder")
+
+
+def test_the_console_script_says_the_same(study):
+    """Once as a process of its own: nothing but the line, no warning of a library, no traceback."""
+    done = subprocess.run([sys.executable, "-m", "kdcore.cli", "distill", "movies", "finetune"], cwd=study, text=True,
+                          capture_output=True, check=False)
+    _refused(Outcome(done.returncode, done.stdout, done.stderr), "kdflow prepare movies")

@@ -1,0 +1,119 @@
+"""The command line: fast to answer, one line for mistakes, the traceback for bugs."""
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kdcore import __version__, cli, environment
+from kdcore.errors import BusyError, UserError
+from kdcore.layout import Layout
+from kdcore.stages import report
+from tests.command import kdflow
+
+COMMANDS = sorted(c.name or c.callback.__name__ for c in cli.app.registered_commands)
+STAGES = ("prepare", "teacher", "features", "distill", "evaluate", "report")
+HEAVY = ("torch", "prefect", "mlflow", "datasets", "transformers", "evaluate", "dvc", "pandas", "sklearn", "matplotlib")
+
+
+def _process(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd, check=False)
+
+
+def test_every_command_of_the_design_is_there():
+    assert COMMANDS == sorted([*STAGES, "register", "models", "status", "doctor"])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_an_example_of_that_command(command, tmp_path):
+    outcome = kdflow(command, "--help", cwd=tmp_path)
+    assert outcome.code == 0
+    assert f"Example: kdflow {command}" in outcome.out
+
+
+def test_no_arguments_print_help(tmp_path):
+    outcome = kdflow(cwd=tmp_path)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "distill" in outcome.out
+
+
+def test_version(tmp_path):
+    assert kdflow("--version", cwd=tmp_path).out == f"{__version__}\n"
+
+
+def test_help_and_mistakes_load_no_heavy_library(repository, tmp_path):
+    """In a fresh interpreter: what `kdflow --help` and a misspelt name import."""
+    code = f"""
+import contextlib, sys
+from kdcore import cli, config, layout
+for arguments in (["--help"], ["distill", "--help"], ["distill", "moviez", "finetune"], ["distill", "movies", "finetun"]):
+    with contextlib.suppress(SystemExit):
+        cli.main([*arguments, *(["--study", {str(repository)!r}] if "--help" not in arguments else [])])
+print("loaded:", [name for name in {HEAVY!r} if name in sys.modules])
+"""
+    done = _process(code, tmp_path)
+    assert done.stdout.endswith("loaded: []\n"), done.stdout + done.stderr
+    assert "did you mean 'movies'?" in done.stderr
+    assert "did you mean 'finetune'?" in done.stderr
+
+
+def test_help_takes_under_half_a_second_of_processor_time(tmp_path):
+    """Processor time, for the wall clock of a busy machine says nothing; the best of three."""
+    def once() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "kdcore.cli", "--help"], check=True, capture_output=True, cwd=tmp_path)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(once() for _ in range(3)) < 0.5
+
+
+def test_a_stage_runs_inside_the_study_folder(repository, tmp_path, monkeypatch):
+    """As under DVC: relative paths in params.yaml mean the same whichever way a stage is started."""
+    seen = []
+    monkeypatch.setattr(report, "run", lambda study, layout: seen.append((Path.cwd(), layout, study.study.datasets)))
+    assert kdflow("report", "--study", str(repository), cwd=tmp_path).code == 0
+    assert seen == [(repository, Layout(Path()), ("movies",))]
+
+
+@pytest.mark.parametrize(("error", "code"), [(UserError("a is\nwrong"), 2), (BusyError("pid 7 works here"), 75)])
+def test_a_users_mistake_is_one_line_and_its_exit_code(error, code, repository, monkeypatch):
+    def fail(study, layout):
+        raise error
+
+    monkeypatch.setattr(report, "run", fail)
+    outcome = kdflow("report", cwd=repository)
+    assert (outcome.code, outcome.out) == (code, "")
+    assert outcome.err == f"kdflow: {' '.join(str(error).split())}\n"
+
+
+def test_a_bug_keeps_its_traceback(repository, monkeypatch):
+    monkeypatch.setattr(report, "run", lambda study, layout: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        kdflow("report", cwd=repository)
+
+
+def test_an_interrupt_is_130_and_says_how_to_go_on(repository, monkeypatch):
+    def interrupt(study, layout):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(report, "run", interrupt)
+    outcome = kdflow("report", cwd=repository)
+    assert outcome.code == 130
+    assert outcome.err.count("\n") == 1
+    assert "same command" in outcome.err
+
+
+def test_environment_turns_telemetry_off_and_keeps_what_the_user_set(monkeypatch):
+    for name in environment.SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "debug")
+    environment.prepare_environment()
+    assert os.environ["HF_HUB_DISABLE_TELEMETRY"] == "1"
+    assert os.environ["DVC_NO_ANALYTICS"] == "1"
+    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+    assert os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] == "false"
+    assert os.environ["TRANSFORMERS_VERBOSITY"] == "debug"

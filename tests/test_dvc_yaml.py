@@ -1,0 +1,162 @@
+"""`dvc.yaml` names exactly what each stage depends on: code by import closure, settings by section.
+
+DVC applies no `.dvcignore` to folders outside a study's own DVC project, so a dependency on a code folder
+would turn stale with every `__pycache__`: code is listed file by file, and this test keeps the list right.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from kdcore import config
+from tests.import_graph import ROOT, closure, has_code
+
+NO_DEPENDENCY = {
+    "kdcore/__init__.py": "the version number",
+    "kdcore/errors.py": "wording of messages",
+    "kdcore/layout.py": "where files lie; a moved file shows as a missing out or dependency",
+    "kdcore/environment.py": "telemetry and chatter",
+    "kdcore/lineage.py": "tags of runs; nothing is decided by them",
+    "kdcore/tracking.py": "MLflow logging; nothing is decided by reading it back",
+    "kdcore/tracking_store.py": "MLflow logging",
+}
+"""Files that stages import and that change no out, each with the reason."""
+
+STAGE_FILES = {"evaluate-teacher": "evaluate"}
+METHOD_FILES = sorted(f for f in (ROOT / "kdcore/methods").glob("*.py") if f.stem != "__init__")
+
+
+def _yaml(path: Path) -> dict:
+    return YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+
+
+PIPELINE = _yaml(ROOT / "dvc.yaml")["stages"]
+STUDIES = [ROOT, *sorted(p.parent for p in ROOT.glob("studies/*/params.yaml") if "." not in p.parent.name)]
+
+
+def _stage_file(stage: str) -> Path:
+    return ROOT / "kdcore" / "stages" / f"{STAGE_FILES.get(stage, stage)}.py"
+
+
+def _needed_code(stage: str) -> set[str]:
+    free = frozenset(ROOT / name for name in NO_DEPENDENCY)
+    files = set(closure(_stage_file(stage), stop_at=free))
+    if stage == "distill":  # loads one method by name: its own file, and what any method may import
+        for method in METHOD_FILES:
+            files |= closure(method, stop_at=free) - {method}
+        files -= set(METHOD_FILES)
+    names = {str(f.relative_to(ROOT)) for f in files if has_code(f)}
+    return names | ({"kdcore/methods/${item.method}.py"} if stage == "distill" else set())
+
+
+def _listed_code(stage: str) -> set[str]:
+    return {d.removeprefix("${code}/") for d in PIPELINE[stage]["deps"] if d.startswith("${code}/")}
+
+
+@pytest.mark.parametrize("stage", PIPELINE)
+def test_code_dependencies_are_exactly_the_import_closure(stage):
+    needed, listed = _needed_code(stage), _listed_code(stage)
+    missing = "\n".join(f"      - ${{code}}/{name}" for name in sorted(needed - listed))
+    assert not needed - listed, f"dvc.yaml, deps of {stage}, lacks:\n{missing}"
+    assert not listed - needed, f"dvc.yaml, deps of {stage}, names what it never imports: {sorted(listed - needed)}"
+
+
+@pytest.mark.parametrize("stage", PIPELINE)
+def test_code_is_listed_by_file(stage):
+    folders = [d for d in PIPELINE[stage]["deps"] if d.startswith("${code}/") and not d.endswith(".py")]
+    assert not folders, f"{stage} depends on folders {folders}, which turn stale with every __pycache__"
+
+
+def test_no_method_imports_another():
+    """Else a change of one would have to make the other stale, which one line for all methods cannot say."""
+    for method in METHOD_FILES:
+        others = closure(method) & (set(METHOD_FILES) - {method})
+        assert not others, f"{method.name} imports {[f.name for f in others]}; move what they share out of methods/"
+
+
+def test_at_least_the_four_methods_are_looked_at():
+    assert {"finetune", "vanilla_kd", "rail_kd_l", "rail_kd_c"} <= {f.stem for f in METHOD_FILES}
+
+
+@pytest.mark.parametrize("stage", PIPELINE)
+def test_every_settings_section_that_a_stage_file_reads_is_a_parameter(stage):
+    listed = set(PIPELINE[stage]["params"])
+    for chain in _settings_read(_stage_file(stage)):
+        for needed in _sections(chain):
+            covered = any(needed == have or needed.startswith(f"{have}.") or have.startswith(f"{needed}.")
+                          for have in listed)
+            assert covered, f"{_stage_file(stage).name} reads study.{chain}, but {stage} lists no {needed} in params"
+
+
+def _settings_read(file: Path) -> set[str]:
+    """Attribute chains on a name `study`, e.g. `pair.max_length` or `teacher_training`."""
+    text = ast.unparse(ast.parse(file.read_text(encoding="utf-8")))
+    return set(re.findall(r"(?<![\w.])study\.([a-z_]+(?:\.[a-z_]+)*)", text)) - {"study", "Study"}
+
+
+def _sections(chain: str) -> list[str]:
+    head = chain.split(".")[0]
+    match head:
+        case "teacher_training":
+            return ["training.teacher", "datasets.${item.dataset}.teacher"]
+        case "student_training":
+            return ["training.student", "datasets.${item.dataset}.student"]
+        case "dataset":
+            return ["datasets.${item.dataset}"]
+        case "method":
+            return ["methods.${item.method}"]
+        case _ if head in config.Study.model_fields:
+            return [chain if head in ("pair", "study") else head]
+        case _:
+            return []
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda p: p.name if p != ROOT else "default")
+def test_every_study_links_to_the_pipeline_and_has_all_its_parameters(study):
+    assert (study / "dvc.yaml").resolve() == ROOT / "dvc.yaml"
+    settings = config.load(study / "params.yaml")
+    assert (study / settings.code).resolve() == ROOT
+    written = _yaml(study / "params.yaml")
+    for stage, spec in PIPELINE.items():
+        for template in spec["params"]:
+            for dataset in settings.study.datasets:
+                for method in settings.study.methods:
+                    name = template.replace("${item.dataset}", dataset).replace("${item.method}", method)
+                    value = written
+                    for part in name.split("."):
+                        assert part in value, f"{study.name}: params.yaml has no {name}, which stage {stage} reads"
+                        value = value[part]
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda p: p.name if p != ROOT else "default")
+def test_dvc_reads_it_and_the_stages_stay_few(study):
+    """Also that no unquoted `${...}` stands in a flow sequence: `dvc stage list` would fail."""
+    done = subprocess.run([sys.executable, "-m", "dvc", "stage", "list", "--name-only"], cwd=study, text=True,
+                          capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    names = done.stdout.split()
+    chosen = config.load(study / "params.yaml").study
+    datasets, methods = len(chosen.datasets), len(chosen.methods)
+    assert len(names) == 4 * datasets + 2 * datasets * methods + 1
+    assert len(names) <= 250, "dvc.lock grows too slow to write; see docs/decisions"
+    assert f"distill@{chosen.datasets[0]}-{chosen.methods[0]}" in names
+
+
+def test_every_out_is_cached_and_no_out_is_inside_another_stages_dependency_folder_of_code():
+    """Uncached outs are not restored on another machine."""
+    for stage, spec in PIPELINE.items():
+        for out in spec["outs"]:
+            assert isinstance(out, str), f"{stage}: {out} changes how the out is kept"
+            assert out.startswith(("artifacts/", "results/")), f"{stage}: out {out} lies outside artifacts and results"
+
+
+def test_each_stage_calls_the_command_of_its_name():
+    for stage, spec in PIPELINE.items():
+        command, *rest = spec["cmd"].removeprefix("kdflow ").split()
+        assert command == STAGE_FILES.get(stage, stage)
+        assert rest == [a for a in ("${item.dataset}", "${item.method}") if a in spec["cmd"]] or stage in STAGE_FILES
