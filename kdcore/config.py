@@ -5,10 +5,11 @@ and nothing else. Unknown keys are errors that name the nearest known one.
 """
 
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, get_args, get_origin
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
 from ruamel.yaml import YAML, YAMLError
 
 from kdcore.errors import UserError, did_you_mean
@@ -20,7 +21,7 @@ T = TypeVar("T", bound=BaseModel)
 class Strict(BaseModel):
     """Base of all settings: no unknown keys, no changes after construction."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class MethodConfig(Strict):
@@ -42,13 +43,15 @@ class StudentModel(Strict):
 
     `source` as for the teacher, or `teacher`: this dataset's fine-tuned teacher.
     `layers` picks transformer layers of the source, counted from 1: `first`, `last` or `even` with
-    `depth`, or an explicit list; None keeps the source as it is.
+    `depth`, or an explicit list; None keeps the source as it is. `architecture` is the student's family
+    where it differs from the source's, e.g. `distilbert` from the layers of a BERT.
     """
 
     source: str = "teacher"
     revision: str | None = None
     layers: Literal["first", "last", "even"] | tuple[int, ...] | None = None
     depth: int | None = Field(default=None, ge=1)
+    architecture: Literal["bert", "distilbert", "roberta", "xlm-roberta", "mpnet", "electra"] | None = None
 
     @model_validator(mode="after")
     def _depth_goes_with_a_rule(self) -> Self:
@@ -308,14 +311,18 @@ def _first_problem(model: type[BaseModel], error: pydantic.ValidationError) -> s
     return f"{place} = {problem['input']!r}: {text}" if place and problem["type"] != "value_error" else text
 
 
-def _fields_at(model: Any, place: tuple[int | str, ...]) -> list[str]:
+def _fields_at(annotation: Any, place: tuple[int | str, ...]) -> list[str]:
+    """Names of the fields of the settings at a place; empty where no settings are."""
     for part in place:
-        if isinstance(model, type) and issubclass(model, BaseModel) and part in model.model_fields:
-            model = model.model_fields[str(part)].annotation
+        if get_origin(annotation) is dict:
+            annotation = get_args(annotation)[1]
         else:
-            model = next((a for a in getattr(model, "__args__", ()) if isinstance(a, type)
-                          and issubclass(a, BaseModel)), None)
-        if not (isinstance(model, type) and issubclass(model, BaseModel)):
-            model = next((a for a in getattr(model, "__args__", ()) if isinstance(a, type)
-                          and issubclass(a, BaseModel)), model)
-    return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
+            field = _fields_of(annotation).get(str(part))
+            annotation = field.annotation if field else None
+    return list(_fields_of(annotation))
+
+
+def _fields_of(annotation: Any) -> dict[str, FieldInfo]:
+    """The fields of a settings class, also of an optional one."""
+    classes = (a for a in (annotation, *get_args(annotation)) if isinstance(a, type) and issubclass(a, BaseModel))
+    return next((c.model_fields for c in classes), {})
