@@ -114,11 +114,17 @@ def load_classifier(source: str, revision: str | None, labels: tuple[str, ...] |
     Raises:
         UserError: no such source, no safetensors, unknown family, or weights that are not this family's.
     """
+    return load_described(source, revision, labels, seed)[0]
+
+
+def load_described(source: str, revision: str | None, labels: tuple[str, ...] | None,
+                   seed: int) -> tuple[PreTrainedModel, str]:
+    """As `load_classifier`, with a few words on where pooler and head come from, for the record."""
     folder = _folder(source, revision, _MODEL_FILES)
     config = _read_config(folder, source)
     _check_weights(folder, source)
-    kept = has_classes(config, labels)
-    order = align(names_of(config), labels, source) if kept else ()
+    keep_head = has_classes(config, labels)
+    order = align(names_of(config), labels, source) if keep_head else ()
     name_outputs(config, labels)
     try:
         with quiet(), torch.random.fork_rng():
@@ -129,14 +135,15 @@ def load_classifier(source: str, revision: str | None, labels: tuple[str, ...] |
         raise UserError(f"the weights of {source} cannot be read: {_first_line(error)}") from None
     _check_encoder(model, found, source)
     missing = set(found["missing_keys"]) | {key for key, *_ in found["mismatched_keys"]}
-    kept = kept and not any(_is_head(model, key) for key in missing)
-    if kept:
+    keep_head = keep_head and not any(_is_head(model, key) for key in missing)
+    if keep_head:
         _reorder_outputs(model, order)
     lacks_pooler = any(not _is_head(model, key) for key in missing)
-    draw_new(model, seed, head=not kept, pooler=lacks_pooler)
+    draw_new(model, seed, head=not keep_head, pooler=lacks_pooler)
     if lacks_pooler:
         logger.warning("%s has no pooler: a new one is drawn with seed %d", source, seed)
-    return model.eval()
+    new = [part for part, drawn in (("pooler", lacks_pooler), ("head", not keep_head)) if drawn]
+    return model.eval(), f"new {' and '.join(new)} (seed {seed})" if new else "its head"
 
 
 def has_classes(config: PretrainedConfig, labels: tuple[str, ...] | None) -> bool:

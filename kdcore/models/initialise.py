@@ -1,0 +1,71 @@
+"""Where a student starts: a pre-trained checkpoint or chosen layers of one, or of the fine-tuned teacher."""
+
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from kdcore import mapping
+from kdcore.config import StudentModel
+from kdcore.errors import UserError
+from kdcore.models.loading import load_described
+from kdcore.models.transfer import transfer
+
+FROM_TEACHER = "teacher"
+
+
+def build_student(model: StudentModel, teacher_folder: Path, labels: tuple[str, ...] | None,
+                  seed: int) -> tuple[PreTrainedModel, str]:
+    """The student before training, in float32 and eval mode, and one line for the record that says what it is.
+
+    Embeddings, the chosen layers and, where class names agree, the head are the source's (methods, section 16).
+    Whatever is new depends on `seed` alone. `labels` None is regression.
+
+    Raises:
+        UserError: the source cannot be loaded, a layer is out of range, or families do not correspond.
+    """
+    from_teacher = model.source == FROM_TEACHER
+    source = str(teacher_folder.absolute()) if from_teacher else model.source
+    origin = "the fine-tuned teacher" if from_teacher else model.source
+    start, head = load_described(source, model.revision, labels, seed)
+    depth = start.config.num_hidden_layers
+    layers = choose_layers(depth, model, origin)
+    which = f"layers {', '.join(map(str, layers))} of {origin} ({depth} layers)" if model.layers else f"all of {origin}"
+    if model.layers is None and model.architecture is None:
+        return start, f"{which}, {head}"
+    student, conversion = transfer(start, layers, model.architecture or start.config.model_type, seed)
+    return student, f"{which}, {conversion}" if "new head" in conversion else ", ".join(
+        part for part in (which, conversion, head) if part)
+
+
+def choose_layers(depth: int, model: StudentModel, origin: str) -> tuple[int, ...]:
+    """The source's layers, counted from 1, that become layers 1, 2, ... of the student.
+
+    `first` and `last` are the lowest and highest; `even` spreads them as PKD-skip does and ends at the last layer:
+    j n/m rounded half up for j = 1..m (12 to 6: 2, 4, ..., 12).
+
+    Raises:
+        UserError: more layers than the source has, or an explicit list that is empty, repeats or is out of order.
+    """
+    if isinstance(model.layers, str):
+        wanted = model.depth or depth
+        if wanted > depth:
+            raise UserError(f"pair.student.depth is {wanted}, but {origin} has {depth} layers; use 1..{depth}")
+        match model.layers:
+            case "first":
+                return tuple(range(1, wanted + 1))
+            case "last":
+                return tuple(range(depth - wanted + 1, depth + 1))
+            case "even":
+                return (*(layer for _, layer in mapping.even(depth, wanted)), depth)
+    if model.layers is None:
+        return tuple(range(1, depth + 1))
+    if not model.layers:
+        raise UserError(f"pair.student.layers is empty; name layers of {origin} from 1 to {depth}")
+    for layer in model.layers:
+        if not 1 <= layer <= depth:
+            raise UserError(f"pair.student.layers names layer {layer}, but {origin} has layers 1 to {depth} "
+                            "(embeddings are always taken)")
+    if any(above <= below for below, above in zip(model.layers, model.layers[1:], strict=False)):
+        raise UserError(f"pair.student.layers {list(model.layers)} repeats a layer or is out of order; "
+                        "name each once, ascending")
+    return model.layers

@@ -1,0 +1,111 @@
+"""Copy the weights of one classifier into another with fewer layers, or of another family.
+
+Families share parameters only where each has a counterpart of the same meaning and shape. DistilBERT is
+BERT under other names without segments; XLM-R is RoBERTa. All others differ in what they compute (MPNet's
+relative positions, ELECTRA's narrow embeddings, how positions are numbered) and are refused: a copy would
+look like an initialisation and be noise.
+"""
+
+import copy
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
+
+from kdcore.errors import UserError
+from kdcore.models.loading import draw_new
+from kdcore.models.reading import family
+
+_ALIKE = frozenset({"roberta", "xlm-roberta"})
+_DISTILBERT_NAMES = {
+    "attention.self.query": "attention.q_lin",
+    "attention.self.key": "attention.k_lin",
+    "attention.self.value": "attention.v_lin",
+    "attention.output.dense": "attention.out_lin",
+    "attention.output.LayerNorm": "sa_layer_norm",
+    "intermediate.dense": "ffn.lin1",
+    "output.dense": "ffn.lin2",
+    "output.LayerNorm": "output_layer_norm",
+}
+"""BERT's names inside a layer to DistilBERT's; the first that fits counts."""
+
+
+def transfer(source: PreTrainedModel, layers: tuple[int, ...], architecture: str,
+             seed: int) -> tuple[PreTrainedModel, str]:
+    """A model of `architecture` whose layer i is layer `layers[i - 1]` of `source` (from 1), with its embeddings
+    and head; and a remark on the conversion, or "".
+
+    From BERT to DistilBERT the vector of segment 0 is added to the position embeddings, so that single texts are
+    embedded as before. The head is new then (`seed`), since the two families compute it differently.
+
+    Raises:
+        UserError: the families' parameters do not correspond.
+    """
+    own = source.config.model_type
+    if own == architecture or {own, architecture} <= _ALIKE:
+        target = _empty(_shorter(source.config, len(layers), architecture))
+        target.base_model.load_state_dict(_encoder(source, layers))
+        prefix = source.base_model_prefix + "."
+        head = {name: value for name, value in source.state_dict().items() if not name.startswith(prefix)}
+        target.load_state_dict(head, strict=False)  # the encoder, copied above, counts as missing here
+        return target.eval(), "" if own == architecture else f"converted from {own} to {architecture}"
+    if (own, architecture) == ("bert", "distilbert"):
+        target = _empty(_as_distilbert(source.config, len(layers)))
+        target.base_model.load_state_dict(_distilbert_weights(_encoder(source, layers)))
+        draw_new(target, seed, head=True, pooler=False)
+        return target.eval(), (f"converted from bert to distilbert: segment 0 added to the positions, "
+                               f"new head (seed {seed})")
+    raise UserError(f"a {architecture} student cannot take layers from a {own} model, their parameters do not "
+                    "correspond; possible: the same family, bert to distilbert, roberta to or from xlm-roberta")
+
+
+def _empty(config: PretrainedConfig) -> PreTrainedModel:
+    """A model to fill; what its construction draws is all replaced, so the caller's random state is kept."""
+    with torch.random.fork_rng():
+        return AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+
+
+def _shorter(config: PretrainedConfig, layers: int, architecture: str) -> PretrainedConfig:
+    result = copy.deepcopy(config)
+    if config.model_type != architecture:
+        content = {key: value for key, value in config.to_dict().items() if key not in ("model_type", "architectures")}
+        result = AutoConfig.for_model(architecture, **content)
+    result.num_hidden_layers = layers
+    return result
+
+
+def _as_distilbert(config: PretrainedConfig, layers: int) -> PretrainedConfig:
+    return AutoConfig.for_model(
+        "distilbert", vocab_size=config.vocab_size, max_position_embeddings=config.max_position_embeddings,
+        n_layers=layers, n_heads=config.num_attention_heads, dim=config.hidden_size,
+        hidden_dim=config.intermediate_size, activation=config.hidden_act, dropout=config.hidden_dropout_prob,
+        attention_dropout=config.attention_probs_dropout_prob, initializer_range=config.initializer_range,
+        pad_token_id=config.pad_token_id, id2label=config.id2label, label2id=config.label2id,
+        problem_type=config.problem_type)
+
+
+def _encoder(source: PreTrainedModel, layers: tuple[int, ...]) -> dict[str, Tensor]:
+    """The encoder's weights with only the chosen layers, renumbered."""
+    stem = family(source).layers + "."
+    result = {}
+    for name, value in source.base_model.state_dict().items():
+        if not name.startswith(stem):
+            result[name] = value
+            continue
+        number, _, rest = name.removeprefix(stem).partition(".")
+        for place, layer in enumerate(layers):
+            if int(number) == layer - 1:
+                result[f"{stem}{place}.{rest}"] = value
+    return result
+
+
+def _distilbert_weights(bert: dict[str, Tensor]) -> dict[str, Tensor]:
+    result = {}
+    for name, value in bert.items():
+        if name.startswith("pooler.") or "token_type_embeddings" in name:
+            continue
+        if name == "embeddings.position_embeddings.weight":
+            value = value + bert["embeddings.token_type_embeddings.weight"][0]
+        old, new = next(((old, new) for old, new in _DISTILBERT_NAMES.items() if f".{old}." in name), ("", ""))
+        result[name.replace("encoder.layer.", "transformer.layer.").replace(old, new) if old else name] = value
+    return result

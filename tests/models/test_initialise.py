@@ -1,0 +1,169 @@
+"""Students start from exactly the layers that were asked for, and load without anything of ours."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from kdcore.config import StudentModel
+from kdcore.errors import UserError
+from kdcore.features import LOGITS, FeatureKey
+from kdcore.models import reading
+from kdcore.models.initialise import build_student, choose_layers
+from tests.tiny import FAMILIES, SENTIMENT, save_tiny, tiny_inputs, tiny_model
+
+NLI = ("entailment", "neutral", "contradiction")
+
+
+@pytest.mark.parametrize(("depth", "rule", "wanted", "layers"), [
+    (6, "first", 3, (1, 2, 3)),
+    (6, "last", 3, (4, 5, 6)),
+    (6, "even", 3, (2, 4, 6)),
+    (12, "even", 6, (2, 4, 6, 8, 10, 12)),
+    (12, "even", 3, (4, 8, 12)),
+    (12, "even", 5, (2, 5, 7, 10, 12)),
+    (3, "even", 2, (2, 3)),
+    (4, "even", 1, (4,)),
+    (4, "even", 4, (1, 2, 3, 4)),
+])
+def test_rules_choose_layers(depth, rule, wanted, layers):
+    assert choose_layers(depth, StudentModel(layers=rule, depth=wanted), "it") == layers
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_chosen_layers_of_the_fine_tuned_teacher_with_its_head(tmp_path, family):
+    save_tiny(tmp_path, family, layers=4, labels=NLI, seed=5)
+    teacher = tiny_model(family, layers=4, labels=NLI, seed=5)
+    student, said = build_student(StudentModel(layers=(2, 4)), tmp_path, NLI, seed=1)
+    assert said == "layers 2, 4 of the fine-tuned teacher (4 layers), its head"
+    assert student.config.num_hidden_layers == 2
+    assert student.config.id2label == dict(enumerate(NLI))
+    stem = f"{teacher.base_model_prefix}.{reading.family(teacher).layers}."
+    origin = teacher.state_dict()
+    for name, value in student.state_dict().items():
+        for ours, theirs in (("0", "1"), ("1", "3")):
+            if name.startswith(f"{stem}{ours}."):
+                assert torch.equal(value, origin[name.replace(f"{stem}{ours}.", f"{stem}{theirs}.")]), name
+                break
+        else:
+            assert torch.equal(value, origin[name]), name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_export_loads_with_transformers_alone_and_gives_the_same_logits(tmp_path, family):
+    save_tiny(tmp_path / "teacher", family, layers=3)
+    student, _ = build_student(StudentModel(layers="first", depth=2), tmp_path / "teacher", SENTIMENT, seed=1)
+    student.save_pretrained(tmp_path / "student")
+    assert json.loads((tmp_path / "student" / "config.json").read_text())["id2label"] == {"0": "negative",
+                                                                                         "1": "positive"}
+    again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "student").eval()
+    inputs = tiny_inputs(family)
+    with torch.no_grad():
+        ours, theirs = (reading.read(m, inputs, frozenset({LOGITS})).logits for m in (student, again))
+    assert torch.equal(ours, theirs)
+
+
+def test_the_first_layers_of_the_student_compute_what_the_source_computes(tmp_path):
+    save_tiny(tmp_path, layers=4)
+    source, inputs = tiny_model("bert", layers=4), tiny_inputs("bert")
+    student, _ = build_student(StudentModel(source=str(tmp_path), layers="first", depth=2), tmp_path,
+                               SENTIMENT, seed=1)
+    keys = frozenset(FeatureKey("hidden", layer) for layer in range(3))
+    with torch.no_grad():
+        ours, theirs = reading.read(student, inputs, keys), reading.read(source, inputs, keys)
+    for key in keys:
+        assert torch.equal(ours[key], theirs[key])
+
+
+def test_another_label_set_gets_a_new_head_that_follows_the_seed(tmp_path):
+    save_tiny(tmp_path, layers=3)
+    model = StudentModel(source=str(tmp_path), layers="even", depth=2)
+    (a, said), (b, _), (c, _) = (build_student(model, tmp_path, NLI, seed) for seed in (1, 1, 2))
+    assert said == f"layers 2, 3 of {tmp_path} (3 layers), new head (seed 1)"
+    assert torch.equal(a.classifier.weight, b.classifier.weight)
+    assert not torch.equal(a.classifier.weight, c.classifier.weight)
+
+
+def test_a_source_without_layers_is_taken_whole(tmp_path):
+    save_tiny(tmp_path, layers=3)
+    student, said = build_student(StudentModel(source=str(tmp_path)), tmp_path, SENTIMENT, seed=1)
+    assert student.config.num_hidden_layers == 3
+    assert said == f"all of {tmp_path}, its head"
+
+
+def test_bert_layers_make_a_distilbert_that_computes_the_same_states(tmp_path):
+    save_tiny(tmp_path, layers=2)
+    student, said = build_student(StudentModel(architecture="distilbert"), tmp_path, SENTIMENT, seed=1)
+    assert type(student).__name__ == "DistilBertForSequenceClassification"
+    assert "converted from bert to distilbert" in said
+    assert "new head (seed 1)" in said
+    assert "its head" not in said
+    keys = frozenset(FeatureKey("mean", layer) for layer in range(3))
+    inputs = tiny_inputs("bert")
+    with torch.no_grad():
+        ours, theirs = reading.read(student, inputs, keys), reading.read(tiny_model("bert"), inputs, keys)
+    for key in keys:
+        torch.testing.assert_close(ours[key], theirs[key], rtol=1e-4, atol=1e-5)
+    student.save_pretrained(tmp_path / "student")
+    assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "student").config.id2label[1] == "positive"
+
+
+@pytest.mark.parametrize(("own", "other"), [("roberta", "xlm-roberta"), ("xlm-roberta", "roberta")])
+def test_roberta_and_xlm_r_share_everything(tmp_path, own, other):
+    save_tiny(tmp_path, own, layers=3)
+    student, said = build_student(StudentModel(architecture=other, layers=(1, 2, 3)), tmp_path, SENTIMENT, seed=1)
+    assert student.config.model_type == other
+    assert said == f"layers 1, 2, 3 of the fine-tuned teacher (3 layers), converted from {own} to {other}, its head"
+    inputs = tiny_inputs(own)
+    with torch.no_grad():
+        torch.testing.assert_close(reading.read(student, inputs, frozenset({LOGITS})).logits,
+                                   reading.read(tiny_model(own, layers=3), inputs, frozenset({LOGITS})).logits)
+
+
+@pytest.mark.parametrize(("own", "other"), [("mpnet", "bert"), ("electra", "bert"), ("bert", "roberta"),
+                                            ("distilbert", "bert"), ("roberta", "distilbert")])
+def test_families_that_do_not_correspond_are_refused(tmp_path, own, other):
+    save_tiny(tmp_path, own)
+    with pytest.raises(UserError) as caught:
+        build_student(StudentModel(architecture=other), tmp_path, SENTIMENT, seed=1)
+    assert f"a {other} student cannot take layers from a {own} model" in str(caught.value)
+
+
+@pytest.mark.parametrize(("model", "says"), [
+    (StudentModel(layers="even", depth=5), "depth is 5, but the fine-tuned teacher has 3 layers; use 1..3"),
+    (StudentModel(layers=(1, 4)), "names layer 4, but the fine-tuned teacher has layers 1 to 3"),
+    (StudentModel(layers=(0, 1)), "names layer 0"),
+    (StudentModel(layers=(2, 2)), "repeats a layer"),
+    (StudentModel(layers=(3, 1)), "out of order"),
+    (StudentModel(layers=()), "is empty"),
+])
+def test_layers_that_are_not_there(tmp_path, model, says):
+    save_tiny(tmp_path, layers=3)
+    with pytest.raises(UserError) as caught:
+        build_student(model, tmp_path, SENTIMENT, seed=1)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_same_seed_gives_the_same_bytes_in_another_process(tmp_path):
+    save_tiny(tmp_path / "source", layers=3)
+    code = ("import sys; from pathlib import Path; from kdcore.config import StudentModel; "
+            "from kdcore.models.initialise import build_student; "
+            "m, _ = build_student(StudentModel(source=sys.argv[1], layers='last', depth=2), Path('.'), "
+            "('a', 'b', 'c'), 3); m.save_pretrained(sys.argv[2])")
+    for name in ("one", "two"):
+        subprocess.run([sys.executable, "-c", code, str(tmp_path / "source"), str(tmp_path / name)], check=True,
+                       capture_output=True)
+    one, two = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two"))
+    assert one == two
+
+
+@pytest.mark.slow
+def test_even_layers_of_a_real_encoder(shared):
+    source = str(shared / "models" / "e5-small-12x384")
+    student, said = build_student(StudentModel(source=source, layers="even", depth=3), shared, NLI, seed=1)
+    assert "layers 4, 8, 12" in said
+    assert student.config.num_hidden_layers == 3
