@@ -81,8 +81,9 @@ class ConcatenatedRail(Objective):
             "kd": kd_loss(student.logits, teacher.logits, self.temperature, self.regression),
             "rail": squared_distance(student_units, teacher_units).squeeze(1),
         }
-        layers = {f"layer/{slot}": float(layer) for slot, layer in enumerate(drawn, start=1)}
-        return Loss(parts, self.weights, layers | collapse(teacher_units))
+        diagnostics: dict[str, float | Tensor] = {f"layer/{slot}": float(layer) for slot, layer in enumerate(drawn, 1)}
+        diagnostics |= collapse(teacher_units)
+        return Loss(parts, self.weights, diagnostics)
 
     def _needs(self, teacher_layers: Iterable[int]) -> Needs:
         return Needs(student=frozenset({LOGITS, *self.student_keys}),
