@@ -9,7 +9,7 @@ A *source* names a thing and stays the same on every machine:
 
 The environment variable `KDFLOW_SOURCES="source=folder,source=folder"` says where a source lies on this machine
 without changing what it is: `nyu-mll/glue=../data/glue`. Relative folders there are seen from the repository root.
-`folder#config` names the configuration to use where the folder's differs from the hub's: `allenai/scitail=../ood#scitail`.
+`folder#config` names the configuration where the folder's differs from the hub's: `allenai/scitail=../ood#scitail`.
 """
 
 import hashlib
@@ -111,7 +111,7 @@ def locate(source: str, revision: str | None = None) -> Location:
     moved = _moved()
     if source in moved:
         folder, _, config = moved[source].partition("#")
-        path = layout.ROOT / Path(folder).expanduser()
+        path = Path(os.path.normpath(layout.ROOT / Path(folder).expanduser()))
         if not path.is_dir():
             raise UserError(f"{VARIABLE} says that {source!r} lies in {folder!r}, but {path} is no folder; relative "
                             f"folders are seen from {layout.ROOT}")

@@ -1,0 +1,122 @@
+"""A dataset as a study declares it: all splits read and checked, cut to size, their roles decided."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from kdcore import config
+from kdcore.data import builtin, own
+from kdcore.data.checks import Columns
+from kdcore.data.parts import Part
+from kdcore.data.specs import built_in
+from kdcore.data.splitting import draw, keys, shares
+from kdcore.errors import UserError
+
+HELD_OUT = "held_out"
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """Everything of a prepared dataset but the token ids."""
+
+    labels: tuple[str, ...] | None
+    score_range: tuple[float, float] | None
+    metrics: tuple[str, ...]
+    is_pair: bool
+    parts: tuple[Part, ...]
+    warnings: tuple[str, ...]
+
+
+def assemble(study: Path, name: str, data: config.Data, usable: int) -> Assembled:
+    """Read, check and cut a dataset; `usable` is the most tokens that both models take.
+
+    Raises:
+        UserError: the declaration does not fit together, a source is not there, or rows are wrong.
+    """
+    own.check_declaration(name, data)
+    if data.files is None:
+        spec = built_in(name)
+        parts, warnings = builtin.read_splits(spec, data)
+        parts += builtin.read_partners(spec, data, usable)
+        like, metrics = builtin.columns(spec), data.metrics or spec.metrics
+    else:
+        parts, warnings = own.read_files(study, name, data), []
+        like, metrics = own.columns(data), own.default_metrics(data)
+    parts += own.read_ood(study, name, data.ood, like)
+    _check_names(name, parts)
+    parts = _select(name, _train_rows(name, parts, data), data)
+    parts = [_eval_rows(part, data) if part.role != "train" else part for part in parts]
+    warnings = [*warnings, *(text for part in parts for text in part.rows.warnings), *_check_train(name, parts, like),
+                *_overlaps(parts)]
+    return Assembled(like.labels, like.score_range, metrics, like.text_pair is not None, tuple(parts), tuple(warnings))
+
+
+def _check_names(name: str, parts: Sequence[Part]) -> None:
+    names = [part.name for part in parts]
+    for taken in (*names, HELD_OUT):
+        if names.count(taken) > 1 or (taken == HELD_OUT and HELD_OUT in names):
+            raise UserError(f"datasets.{name}.data.ood.{taken} is also the name of another split; rename it")
+
+
+def _train_rows(name: str, parts: Sequence[Part], data: config.Data) -> list[Part]:
+    """Cut the training split to `train_rows`."""
+    if data.train_rows is None:
+        return list(parts)
+    train = parts[0]
+    if data.train_rows > len(train):
+        note = f" ({train.notes[0]})" if train.notes else ""
+        raise UserError(f"datasets.{name}.data.train_rows = {data.train_rows:,} is more than the {len(train):,} rows "
+                        f"of {train.source}{note}; lower it or remove it")
+    rows = draw(len(train), data.train_rows, data.seed, "train")
+    note = f"{len(rows):,} of {len(train):,} rows, drawn with seed {data.seed}"
+    return [train.choose(rows, note) if len(rows) < len(train) else train, *parts[1:]]
+
+
+def _select(name: str, parts: Sequence[Part], data: config.Data) -> list[Part]:
+    """Keep a part of the training rows for selection, if asked to; the validation split then only reports."""
+    if data.selection == "validation":
+        return list(parts)
+    train, *others = parts
+    kept = shares(train.rows.table, f"held out {data.seed}") < data.held_out_share
+    if kept.all() or not kept.any():
+        raise UserError(f"datasets.{name}.data.held_out_share = {data.held_out_share:g} of {len(train):,} training "
+                        f"rows leaves none to {'train' if kept.all() else 'select'} on; change it or use more rows")
+    share = f"held out of {train.source}, by a hash of the text (seed {data.seed})"
+    held_out = replace(train.choose(kept, share), name=HELD_OUT, role="select")
+    reports = [replace(part, role="report") if part.role == "select" else part for part in others]
+    return [train.choose(~kept, f"without {kept.sum():,} rows held out"), held_out, *reports]
+
+
+def _eval_rows(part: Part, data: config.Data) -> Part:
+    """Cut an evaluation split to `eval_rows`: drawn, since published files may be sorted by label."""
+    if data.eval_rows is None or data.eval_rows >= len(part):
+        return part
+    rows = draw(len(part), data.eval_rows, data.seed, part.name)
+    return part.choose(rows, f"{len(rows):,} of {len(part):,} rows, drawn with seed {data.seed}")
+
+
+def _check_train(name: str, parts: Sequence[Part], like: Columns) -> list[str]:
+    """Warn about classes without training rows; refuse training rows that are all alike."""
+    train = parts[0]
+    values = train.rows.table.column("label").to_numpy()
+    if (values == values[0]).all():
+        what = f"{values[0]:g}" if like.labels is None else repr(like.labels[values[0]])
+        raise UserError(f"all {len(train):,} training rows of {name} ({train.source}) have {like.label} {what}; there "
+                        f"is nothing to learn, give rows of at least two different labels")
+    if like.labels is None:
+        return []
+    counts = np.bincount(values, minlength=len(like.labels))
+    return [f"{train.source}: no training row has label {label!r}"
+            for label, count in zip(like.labels, counts, strict=True) if count == 0]
+
+
+def _overlaps(parts: Sequence[Part]) -> list[str]:
+    """Count evaluation rows whose text also trains."""
+    train = set(keys(parts[0].rows.table))
+    warnings = []
+    for part in parts[1:]:
+        if part.role != "test" and (count := sum(key in train for key in keys(part.rows.table))):
+            warnings.append(f"{part.name}: {count:,} of {len(part):,} rows have a text that is also in train")
+    return warnings
