@@ -38,8 +38,8 @@ down: $(INSTALLED)  ## Stop what `make up` started, and nothing else
 bench: $(INSTALLED)  ## Measure training, teacher store and memory into results/bench.json
 	$(BIN)/python -m kdcore.bench --output results/bench.json
 
-gpu-check: $(INSTALLED)  ## Run the gpu tests and the bench on CUDA (under 6 minutes, no network)
-	PYTHON=$(BIN)/python scripts/gpu_check.sh
+gpu-check:  ## Run the gpu tests and the bench on CUDA (under 6 minutes, no network)
+	scripts/gpu_check.sh
 
 lock:  ## Pin what requirements.in resolves to today into requirements.lock
 	rm -rf .kdflow/lock

@@ -16,7 +16,7 @@ from typer.exceptions import TyperException
 from kdcore import __version__, config
 from kdcore.environment import prepare_environment
 from kdcore.errors import UserError, did_you_mean
-from kdcore.layout import Layout
+from kdcore.layout import ROOT, Layout
 
 app = typer.Typer(
     name="kdflow",
@@ -61,6 +61,18 @@ def _root(
         typer.echo(__version__)
     elif context.invoked_subcommand is None:
         typer.echo(context.get_help())
+
+
+@app.command()
+def init(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The new study's folder.")]) -> None:
+    """Make a study folder that starts from the default settings.
+
+    Example: kdflow init studies/mine
+    """
+    from kdcore import study
+
+    made = study.initialise(folder, ROOT / "params.yaml", git=folder.resolve().is_relative_to(ROOT))
+    typer.echo(f"{folder} is a study now: edit {made.params}, then run `dvc repro` in the folder")
 
 
 @app.command()
@@ -145,6 +157,22 @@ def report(study: StudyOption = Path()) -> None:
         from kdcore.stages import report as stage
 
         stage.run(settings, layout)
+
+
+@app.command()
+def doctor(study: StudyOption = Path()) -> None:
+    """Look at the machine, the stores and a study, and say what to do. Exit code 1 when something is wrong.
+
+    Example: kdflow doctor --study studies/glue-cpu
+    """
+    from kdcore.doctor import examine
+
+    bad = 0
+    for finding in examine(study):
+        typer.echo(str(finding))
+        bad += finding.level == "bad"
+    if bad:
+        raise typer.Exit(1)
 
 
 @contextlib.contextmanager

@@ -71,7 +71,7 @@ def test_only_the_command_line_imports_stages(file):
 def test_house_rules_that_a_machine_can_see(file):
     text = file.read_text(encoding="utf-8")
     assert "from __future__ import annotations" not in text, "jaxtyping reads annotations at run time"
-    assert not re.search(r"""["']commit["']|dvc commit""", text), "dvc commit records whatever is on disk, also what was not made so"
+    assert not re.search(r"""["']commit["']|dvc commit""", text), "dvc commit records whatever lies on disk"
     assert "trust_remote_code=True" not in text
     assert "torch.load(" not in text or "weights_only=True" in text, "unpickling runs code"
     limit = 150 if file.parent.name == "methods" else 400

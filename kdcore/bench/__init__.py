@@ -1,0 +1,1 @@
+"""Measures what kdflow promises about speed and memory: `python -m kdcore.bench`, or `make bench`."""

@@ -1,0 +1,173 @@
+"""What the documents say is true: commands exist or run, settings parse, links lead somewhere."""
+
+import ast
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from kdcore import cli, config
+from kdcore.layout import Layout
+from tests.command import kdflow
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("studies/*/*.md")])
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = {c.name or c.callback.__name__ for c in cli.app.registered_commands}
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def _blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def _commands(text: str) -> list[str]:
+    """Lines of bash blocks and inline code that start with a program we know, without comments."""
+    lines = [line for block in _blocks(text, "bash") for line in block.splitlines()]
+    lines += re.findall(r"`((?:\.venv/bin/)?(?:make|kdflow|dvc|prefect|python|mlflow|torchrun) [^`]+)`", text)
+    return [" ".join(shlex.split(line, comments=True)).removeprefix(".venv/bin/") for line in lines if line.strip()]
+
+
+CASES = sorted({(document.relative_to(ROOT).as_posix(), command) for document in DOCUMENTS
+                for command in _commands(document.read_text(encoding="utf-8"))})
+
+
+@pytest.mark.parametrize(("document", "command"), CASES)
+def test_commands_exist(document, command):
+    program, *rest = command.split()
+    match program:
+        case "make":
+            assert {word for word in rest if "=" not in word} <= TARGETS
+        case "kdflow":
+            assert rest[0].startswith("--") or rest[0] in COMMANDS or rest[0].isupper()
+        case "python" | "torchrun":
+            assert importlib.util.find_spec(rest[rest.index("-m") + 1]) is not None
+        case "dvc":
+            from dvc.cli.parser import get_main_parser
+
+            get_main_parser().parse_args(rest)
+        case "prefect":
+            assert rest[:2] == ["deployment", "run"]
+            assert rest[2] in _deployments()
+        case "mlflow":
+            assert rest[:2] == ["models", "serve"]
+        case "source" | "export":
+            pass
+        case _:
+            pytest.fail(f"{document}: nobody checks `{command}`")
+
+
+def _deployments() -> set[str]:
+    content = YAML(typ="safe").load((ROOT / "prefect.yaml").read_text(encoding="utf-8"))
+    return {f"distill/{deployment['name']}" for deployment in content["deployments"]}
+
+
+def test_the_commands_were_found():
+    assert {"make demo", "make test"} <= {command for document, command in CASES if document == "README.md"}
+    assert len(CASES) > 15
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: d.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(document):
+    text = document.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (document.parent / name).resolve() if name else document
+        assert file.exists(), f"{document.name} links to {target}"
+        if anchor:
+            titles = re.findall(r"^#+ (.+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {re.sub(r"[^a-z0-9 -]", "", t.lower()).replace(" ", "-") for t in titles}, target
+
+
+def test_files_and_folders_that_the_readme_names_exist():
+    for name in re.findall(r"`((?:kdcore|studies|docs|tests|flows|tasks)/[A-Za-z0-9_./-]*)`", README):
+        if "mine" not in name:
+            assert (ROOT / name).exists(), f"README names {name}"
+
+
+def test_no_figure_is_waiting_to_be_measured():
+    waiting = [d.name for d in DOCUMENTS if "PLACEHOLDER" in d.read_text(encoding="utf-8")]
+    assert not waiting, f"put measured figures in place of PLACEHOLDER in {waiting}"
+
+
+def _default() -> dict:
+    return YAML(typ="safe").load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("block", _blocks(README, "yaml"))
+def test_settings_of_the_readme_are_valid(block):
+    content = _default()
+    for section, value in YAML(typ="safe").load(block).items():
+        content[section] = content[section] | value if isinstance(value, dict) else value
+    study = config.parse(config.Study, content, "README.md")
+    for name in study.study.datasets:
+        assert study.dataset(name)
+
+
+def test_python_of_the_readme_names_an_exported_student():
+    blocks = _blocks(README, "python")
+    assert blocks
+    for block in blocks:
+        ast.parse(block)
+    path = re.search(r'from_pretrained\("([^"]+)"\)', "".join(blocks))
+    assert path is not None
+    assert Path(path[1]) == Layout(Path()).student("movies", "rail_kd_l") / "seed-1"
+
+
+def test_the_settings_guide_names_every_key():
+    text = (ROOT / "docs" / "params.md").read_text(encoding="utf-8")
+    models = [config.Selection, config.TeacherModel, config.StudentModel, config.Pair, config.Training, config.Data,
+              config.Files, config.OutOfDomain, config.StoredFeatures, config.TeacherGate, config.Evaluation,
+              config.Study]
+    for model in models:
+        for name in model.model_fields:
+            said = re.search(rf"[`.]{name}\b|^(## )?{name}[:.]", text, re.MULTILINE)
+            assert said, f"docs/params.md says nothing of {model.__name__}.{name}"
+
+
+@pytest.mark.parametrize(("key", "field"), [("batch_size", "batch_size"), ("epochs", "epochs"),
+                                            ("patience", "patience"), ("held_out_share", "held_out_share")])
+def test_defaults_in_the_settings_guide_are_those_of_the_code(key, field):
+    text = (ROOT / "docs" / "params.md").read_text(encoding="utf-8")
+    model = config.Data if key == "held_out_share" else config.Training
+    default = model.model_fields[field].default
+    said = re.search(rf"^\| `{key}` \| ([^|]+) \|", text, re.MULTILINE)
+    assert said is not None
+    assert said[1].strip() == ("never stops" if default is None else str(default))
+
+
+def test_make_help_lists_every_target_of_the_design():
+    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for target in ("demo", "test", "lint", "up", "down", "bench", "gpu-check", "lock", "clean", "help"):
+        assert f"make {target} " in done.stdout
+
+
+def test_a_new_study_and_its_remote_as_in_the_readme(tmp_path):
+    """`kdflow init`, `dvc remote add` and `dvc push`, as written, in a folder of its own."""
+    outcome = kdflow("init", str(tmp_path / "mine"), cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    (tmp_path / "store").mkdir()
+    remote = next(line for line in _commands(README) if line.startswith("dvc remote add") and "/mnt/" in line)
+    steps = [remote.replace("/mnt/shared/kdflow", str(tmp_path / "store")), "dvc push --run-cache",
+             "dvc stage list --name-only"]
+    assert steps[1] in _commands(README)
+    for step in steps:
+        done = subprocess.run([sys.executable, "-m", *step.split()], cwd=tmp_path / "mine", capture_output=True,
+                              text=True, check=False, env=os.environ | {"DVC_SITE_CACHE_DIR": str(tmp_path / "site")})
+        assert done.returncode == 0, f"{step}: {done.stderr}"
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_scripts_are_valid_bash():
+    for script in [ROOT / ".ci" / "run", *ROOT.glob("scripts/*.sh")]:
+        assert os.access(script, os.X_OK), f"{script.name} is not executable"
+        subprocess.run(["bash", "-n", str(script)], check=True)
