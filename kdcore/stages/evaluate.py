@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from kdcore import config
-from kdcore.data.prepared import Prepared, PreparedInfo
+from kdcore.data.prepared import Prepared
 from kdcore.errors import UserError
 from kdcore.evaluation import cost, submission
 from kdcore.evaluation.evaluate_modules import measure
@@ -35,7 +35,6 @@ from kdcore.evaluation.metrics import PROTOCOL, decide, score
 from kdcore.evaluation.ood import collapse
 from kdcore.evaluation.predict import predict
 from kdcore.layout import Layout
-from kdcore.models.labels import output_names
 from kdcore.models.loading import quiet
 from kdcore.tracking import Run
 from kdcore.training.precision import resolve
@@ -68,7 +67,7 @@ def run(study: config.Study, layout: Layout, dataset: str, method: str) -> None:
             metrics[name], files = _evaluate(model, prepared, which, study.evaluation, scratch, name)
             runs[name] = {"size": cost.size(model, folder), "training": _training(folder), "submission": files}
             measured[name] = {"evaluation_seconds": time.perf_counter() - start}
-            if study.evaluation.latency and len(measured) == 1:  # the seeds of a method have the same shape
+            if study.evaluation.latency:
                 measured[name]["latency"] = cost.latency(model, prepared, prepared.info.select, which)
             tracked.log(len(runs), {f"{split}/{metric}": value for split, values in metrics[name].items()
                                     for metric, value in values.items() if metric not in ("n", "degenerate")})
@@ -161,7 +160,8 @@ def _training(folder: Path) -> dict[str, Any]:
 
 
 def _words(metrics: dict[str, Any]) -> str:
-    values = ", ".join(f"{name} {100 * value:.1f}" for name, value in metrics.items() if name not in ("n", "degenerate"))
+    shown = {name: value for name, value in metrics.items() if name not in ("n", "degenerate")}
+    values = ", ".join(f"{name} {100 * value:.1f}" for name, value in shown.items())
     return f"{values} on {metrics['n']} rows" + (" (degenerate)" if metrics["degenerate"] else "")
 
 

@@ -1,0 +1,143 @@
+"""The tables of a report: quality, differences with intervals, sizes, and what was measured on this machine."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from kdcore.analysis.results import OOD_MEAN, TEACHER, Column, DatasetResults
+from kdcore.analysis.statistics import FEWEST_SEEDS
+from kdcore.analysis.tables import NAMES, Table, interval, percent
+
+NOT_MEASURED = "not measured"
+
+
+def quality(results: DatasetResults, columns: Sequence[Column], title: str) -> Table:
+    """Teacher and methods by the columns given: mean and deviation over seeds, times 100."""
+    rows = [(name + (" (!)" if system.degenerate_splits else ""),
+             *(percent(results.summary(name, column)) for column in columns))
+            for name, system in results.systems.items()]
+    return Table(title, ("", *(_heading(column) for column in columns)), tuple(rows), _how_to_read(results))
+
+
+def differences(results: DatasetResults, columns: Sequence[Column], title: str) -> Table:
+    """Every method minus every baseline, one row per number."""
+    rows = []
+    for method, baseline in results.comparisons():
+        for column in columns:
+            found = results.difference(method, baseline, column)
+            in_sd = "" if found.in_sd is None else f"{found.in_sd:+.1f}"
+            rows.append((f"{method} - {baseline}", _heading(column).replace("\n", " "), interval(found), in_sd,
+                         str(found.seeds), found.verdict))
+    return Table(title, ("", "on", "difference", "in sd", "seeds", "verdict"), tuple(rows),
+                 "Difference of means x 100 with its 95 % interval over examples (bootstrap) and seeds (Student's t). "
+                 "`in sd`: in units of the pooled deviation over seeds. An interval that holds 0 is not "
+                 f"distinguishable from noise; with fewer than {FEWEST_SEEDS} seeds nothing is tested.")
+
+
+def overview(everything: Sequence[DatasetResults]) -> Table:
+    """All datasets side by side: the mean of each dataset's metrics on its own labelled splits."""
+    names = list(dict.fromkeys(name for results in everything for name in results.systems))
+    shown = [(results, split) for results in everything for split in results.in_domain if split != "held_out"]
+    headings, rows = [], []
+    for results, split in shown:
+        metrics = "+".join(NAMES.get(name, name) for name in results.info.metrics)
+        headings.append(f"{results.info.name}\n{split}\n{metrics}")
+    for name in names:
+        cells = [percent(results.mean_of_metrics(name, split)) if name in results.systems else "-"
+                 for results, split in shown]
+        whole = all(name in results.systems for results in everything)
+        means = [np.mean([results.mean_of_metrics(name, split).mean for owner, split in shown if owner is results])
+                 for results in everything if name in results.systems]
+        rows.append((name, *cells, f"{100 * np.mean(means):.1f}" if whole else "-"))
+    return Table("All datasets", ("", *headings, "mean of\ndatasets"), tuple(rows),
+                 "Mean ± sd over seeds, x 100; where a dataset has two metrics, of their mean.")
+
+
+def sizes(results: DatasetResults) -> Table:
+    """Parameters and bytes, which follow from the models alone."""
+    rows = [(name, _millions(system.size["parameters"]), _millions(system.size["transformer_parameters"]),
+             _millions(system.size["embedding_parameters"]), f"{system.size['weight_bytes'] / 1e6:.1f}")
+            for name, system in results.systems.items()]
+    return Table(f"Size: {results.info.name}", ("", "parameters M", "transformer M", "embeddings M", "file MB"),
+                 tuple(rows), "Parameters without the classification head; the pooler belongs to the transformer.")
+
+
+def cost(results: DatasetResults, measured: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Sizes joined with this machine's measurements; `measured` holds latency and epoch seconds by system."""
+    teacher = measured.get(TEACHER, {}).get("epoch_seconds")
+    rows = []
+    for name, system in results.systems.items():
+        own = measured.get(name, {})
+        latency = own.get("latency", {})
+        one, many = latency.get("batch_1"), latency.get("batch_32")
+        seconds = own.get("epoch_seconds")
+        rows.append((name, _millions(system.size["parameters"]), f"{system.size['weight_bytes'] / 1e6:.0f}",
+                     _milliseconds(one), _milliseconds(many),
+                     f"{latency['peak_memory_bytes'] / 2**20:.0f}" if latency else NOT_MEASURED,
+                     f"{seconds / teacher:.2f}" if seconds and teacher else NOT_MEASURED))
+    absent = any(NOT_MEASURED in row for row in rows)
+    return Table(f"Cost: {results.info.name}",
+                 ("", "params\nM", "file\nMB", "ms, batch 1\np50 / p95", "ms, batch 32\np50 / p95", "memory\nMiB",
+                  "s/epoch,\nteacher = 1"), tuple(rows), _machine(measured)
+                 + (" Not measured: not on this machine; evaluate or train here to see it." if absent else ""))
+
+
+def notes(results: DatasetResults) -> list[str]:
+    """What a reader must know of the numbers: subsets, tiny splits, missing systems, degenerate models, warnings."""
+    info = results.info
+    said = [f"`{name}`: {split.rows:,} rows ({split.role}){f'; {split.note}' if split.note else ''}"
+            for name, split in info.splits.items()]
+    for split in (*results.in_domain, *results.out_of_domain):
+        rows = info.splits[split].rows
+        if rows < 200:
+            said.append(f"**`{split}` has only {rows} rows**: an accuracy of 80 % there has a standard error of "
+                        f"{100 * (0.16 / rows) ** 0.5:.1f} points. A check that the pipeline works, not a result.")
+    said += [f"**{name} was not evaluated** and is missing from the tables." for name in results.missing]
+    for name, system in results.systems.items():
+        if where := system.degenerate_splits:
+            said.append(f"**{name} (!) is degenerate** on {', '.join(where)}: some run gives every row the same "
+                        "answer, or a metric is undefined there and counted as 0.")
+        said += [f"{name}, {run}: {warning}" for run, content in system.runs.items()
+                 for warning in content["training"].get("warnings", ())]
+    return said + [str(warning) for warning in info.warnings]
+
+
+def selection(results: DatasetResults) -> str:
+    """Which rows chose the checkpoints and which are reported."""
+    reported = [split for split in results.in_domain if split != results.select]
+    if not reported:
+        return (f"Checkpoints were selected on `{results.select}` and are reported on the same rows, as papers do with "
+                "GLUE; this flatters every method a little")
+    return (f"Checkpoints were selected on `{results.select}`; "
+            f"{', '.join(f'`{split}`' for split in reported)} had no part in the selection")
+
+
+def _how_to_read(results: DatasetResults) -> str:
+    seeds = {len(system.metrics) for name, system in results.systems.items() if name != TEACHER}
+    count = " to ".join(str(n) for n in sorted({min(seeds), max(seeds)})) if seeds else "0"
+    mean = (f" Out-of-domain mean: unweighted, of {', '.join(results.in_the_mean)}." if OOD_MEAN in results.columns
+            else "")
+    return f"Mean ± sd over n = {count} seeds, x 100. {selection(results)}.{mean}"
+
+
+def _heading(column: Column) -> str:
+    if column == OOD_MEAN:
+        return "out-of-domain\nmean"
+    return f"{column.split}\n{NAMES.get(column.metric, column.metric)}"
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:.2f}"
+
+
+def _milliseconds(latency: Mapping[str, float] | None) -> str:
+    return f"{latency['p50_ms']:.1f} / {latency['p95_ms']:.1f}" if latency else NOT_MEASURED
+
+
+def _machine(measured: Mapping[str, Mapping[str, Any]]) -> str:
+    found = [own["latency"] for own in measured.values() if own.get("latency")]
+    if not found:
+        return ""
+    return (f"Measured on {found[0]['device']}, {found[0]['threads']} threads, fp32, at real lengths; memory is the "
+            f"peak of the {found[0]['peak_memory_of']}.")

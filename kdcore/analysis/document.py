@@ -1,0 +1,142 @@
+"""The report of a study as Markdown that reads on its own, and the same numbers as JSON."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from kdcore.analysis.comparison import differences, notes, overview, quality, selection, sizes
+from kdcore.analysis.plots import Curve, Panel
+from kdcore.analysis.results import OOD_MEAN, TEACHER, Column, DatasetResults
+from kdcore.analysis.statistics import LEVEL, RESAMPLES
+from kdcore.analysis.tables import NAMES, markdown
+from kdcore.evaluation.metrics import PROBABILITY_SUM, PROTOCOL
+
+CURVES = "curves.png"
+
+
+def report(everything: Sequence[DatasetResults], submissions: Sequence[str]) -> str:
+    """The whole of `report.md`. `submissions` are lines on what was written for the GLUE server."""
+    names = ", ".join(results.info.name for results in everything)
+    parts = [f"# Results: {names}\n", _QUESTION]
+    if len(everything) > 1:
+        parts += ["## All datasets\n", markdown(overview(everything))]
+    for results in everything:
+        parts += _section(results)
+    parts += ["## Training curves\n", f"![Training loss and score on the selecting split, by epoch]({CURVES})\n",
+              "A method's loss is the sum of its own terms: compare the shapes of the losses, not their heights.\n"]
+    if submissions:
+        parts += ["## GLUE submission\n", _bullets(submissions)]
+    parts += ["## How to reproduce\n", _REPRODUCE]
+    return "\n".join(parts)
+
+
+def numbers(everything: Sequence[DatasetResults]) -> dict[str, Any]:
+    """The content of `results.json`: every value per seed, its summary, and all differences. Shares are 0 to 1."""
+    return {"protocol": PROTOCOL, "interval": {"level": LEVEL, "resamples": RESAMPLES},
+            "datasets": {results.info.name: _numbers(results) for results in everything}}
+
+
+def panels(everything: Sequence[DatasetResults]) -> list[Panel]:
+    """The training curves of every dataset."""
+    found = []
+    for results in everything:
+        metrics = " and ".join(NAMES.get(name, name) for name in results.info.metrics)
+        curves = {name: [_curve(run["training"]) for run in system.runs.values()]
+                  for name, system in results.systems.items()}
+        found.append(Panel(results.info.name, f"{results.select} ({metrics})", curves))
+    return found
+
+
+_QUESTION = """\
+Does a small model that learns from a fine-tuned teacher do better than the same small model fine-tuned alone, on data
+like the training data and on data from elsewhere? Each student below starts from the same weights and sees the same
+rows in the same order per seed; methods differ in what they take from the teacher. `finetune` takes nothing.
+"""
+
+_REPRODUCE = """\
+In the study's folder, with the data and models that its `params.yaml` names:
+
+```
+dvc repro          # runs whatever is not up to date and writes this file
+kdflow report      # prints the tables with the latency, memory and training time of this machine
+```
+
+`params.yaml` holds every setting, `dvc.lock` the hashes of data, code, models and results. Every value per seed is in
+`results.json`, every single prediction in `artifacts/evaluation/DATASET/METHOD/predictions/`.
+"""
+
+
+def _section(results: DatasetResults) -> list[str]:
+    inside = [column for column in results.columns if column.split in results.in_domain]
+    outside = [column for column in results.columns if column not in inside]
+    parts = [f"## {results.info.name}\n", _setting(results), "### In domain\n", markdown(quality(results, inside, ""))]
+    if outside:
+        parts += ["### Out of domain\n", markdown(quality(results, outside, ""))]
+        if summed := _probability_sums(results):
+            parts += [summed]
+    if results.comparisons():
+        parts += ["### Differences\n", markdown(differences(results, results.columns, ""))]
+    return [*parts, "### Size\n", markdown(sizes(results)), "### Notes\n", _bullets(notes(results))]
+
+
+def _setting(results: DatasetResults) -> str:
+    """Who learned what from whom, in a few sentences."""
+    info = results.info
+    what = f"classes {', '.join(info.labels)}" if info.labels else "a score"
+    said = [f"{info.splits[info.train].rows:,} training rows, {what}; at most {info.max_length} tokens. "
+            f"{selection(results)}."]
+    if TEACHER in results.systems:
+        said.append(f"Teacher: {_training(results.systems[TEACHER].runs[TEACHER]['training'])}.")
+    students = [system for name, system in results.systems.items() if name != TEACHER]
+    if students:
+        runs = students[0].runs
+        seeds = ", ".join(run.removeprefix("seed-") for run in runs)
+        said.append(f"Students: {_training(next(iter(runs.values()))['training'])}; seeds {seeds}.")
+    return "\n\n".join(said) + "\n"
+
+
+def _training(record: dict[str, Any]) -> str:
+    """How a model was trained: its start, then the settings of its last phase."""
+    settings = record["phases"][-1] | {"precision": record["precision"]}
+    shown = ("epochs", "batch_size", "learning_rate", "patience", "precision")
+    return f"{record['init']}; " + ", ".join(f"{key.replace('_', ' ')} {settings[key]}" for key in shown
+                                             if settings.get(key) is not None)
+
+
+def _probability_sums(results: DatasetResults) -> str:
+    """The alternative decision where classes collapse, as a sentence."""
+    said = []
+    for split in results.out_of_domain:
+        column = Column(split, PROBABILITY_SUM)
+        if any(PROBABILITY_SUM in splits[split] for system in results.systems.values()
+               for splits in system.metrics.values()):
+            values = ", ".join(f"{name} {100 * results.summary(name, column).mean:.1f}" for name in results.systems)
+            said.append(f"On `{split}` several classes count as one. The table takes the most probable class first and "
+                        f"maps it then; comparing summed probabilities instead gives {values}.\n")
+    return "\n".join(said)
+
+
+def _curve(training: dict[str, Any]) -> Curve:
+    history = training["history"]
+    scores = [entry.get("development", {}).get("score") for entry in history]
+    return Curve([entry["epoch"] for entry in history], [entry["loss"] for entry in history], scores)
+
+
+def _numbers(results: DatasetResults) -> dict[str, Any]:
+    systems = {}
+    for name, system in results.systems.items():
+        values = {column.name: vars(results.summary(name, column)) | {"values": results.values(name, column)}
+                  for column in results.columns}
+        systems[name] = {"runs": list(system.metrics), "metrics": values, "size": system.size,
+                         "degenerate_on": system.degenerate_splits}
+    compared = [{"method": method, "baseline": baseline, "on": column.name}
+                | vars(results.difference(method, baseline, column))
+                for method, baseline in results.comparisons() for column in results.columns]
+    return {"selected_on": results.select, "reported_on": [*results.in_domain, *results.out_of_domain],
+            "out_of_domain_mean_of": results.in_the_mean if OOD_MEAN in results.columns else [],
+            "splits": {name: {"rows": split.rows, "role": split.role, "source": split.source, "note": split.note}
+                       for name, split in results.info.splits.items()},
+            "not_evaluated": results.missing, "systems": systems, "differences": compared}
+
+
+def _bullets(lines: Sequence[str]) -> str:
+    return "".join(f"- {line}\n" for line in lines)

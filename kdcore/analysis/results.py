@@ -1,0 +1,207 @@
+"""Reads what the evaluate stages wrote, checks that it belongs together, and condenses it over seeds."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from kdcore.analysis.resampling import resampled
+from kdcore.analysis.statistics import FEWEST_SEEDS, RESAMPLES, Difference, Summary, difference, summarise
+from kdcore.data.prepared import PreparedInfo
+from kdcore.errors import UserError
+from kdcore.evaluation.metrics import PROTOCOL
+
+TEACHER = "teacher"
+BASELINES = ("finetune", "vanilla_kd")
+"""What every student is compared with: the same initialisation without a teacher, and with its logits only."""
+
+VARIANTS = {"paws_qqp": "paws_wiki", "imdb_128": "imdb"}
+"""Out-of-domain sets that are another version of a set: they do not count in the mean beside it."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One number of a table: a metric on a split, or the out-of-domain mean (split and metric empty)."""
+
+    split: str
+    metric: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.split}/{self.metric}" if self.split else "out-of-domain mean"
+
+
+OOD_MEAN = Column("", "")
+
+
+@dataclass(frozen=True)
+class System:
+    """The teacher, or all seeds of one method, on one dataset. `metrics` and `runs` are by run name."""
+
+    name: str
+    folder: Path
+    metrics: dict[str, dict[str, dict[str, Any]]]
+    runs: dict[str, dict[str, Any]]
+
+    @classmethod
+    def load(cls, folder: Path, name: str) -> tuple["System", PreparedInfo]:
+        """Read a folder written by the stage `evaluate`, and the dataset it was evaluated on.
+
+        Raises:
+            UserError: a file is missing or damaged, or another version of the metrics wrote it.
+        """
+        again = f"run `kdflow evaluate {folder.parent.name} {name}` again"
+        try:
+            metrics, context = (json.loads((folder / f"{part}.json").read_text(encoding="utf-8"))
+                                for part in ("metrics", "context"))
+            info = PreparedInfo.from_json(json.dumps(context["dataset"]))
+            runs = dict(context["runs"])
+        except FileNotFoundError as error:
+            raise UserError(f"{error.filename} is missing; {again}") from None
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"the evaluation in {folder} cannot be read ({error}); {again}") from None
+        if context.get("protocol") != PROTOCOL:
+            raise UserError(f"{folder} was scored by {context.get('protocol')}, this version computes {PROTOCOL}; "
+                            f"{again}")
+        if metrics.keys() != runs.keys():
+            raise UserError(f"metrics.json and context.json in {folder} name different runs; {again}")
+        return cls(name, folder, metrics, runs), info
+
+    @property
+    def size(self) -> dict[str, int]:
+        """Parameters and bytes; equal for all seeds."""
+        return next(iter(self.runs.values()))["size"]
+
+    @property
+    def degenerate_splits(self) -> tuple[str, ...]:
+        """Splits where some run gives every row the same answer, or a metric is undefined."""
+        return tuple(dict.fromkeys(split for splits in self.metrics.values() for split, values in splits.items()
+                                   if values["degenerate"]))
+
+    def predictions(self, split: str) -> tuple[np.ndarray, np.ndarray]:
+        """Predicted classes or scores [s, n], runs in order, and the labels [n]."""
+        tables = [pq.read_table(self.folder / "predictions" / run / f"{split}.parquet") for run in self.metrics]
+        answer = "prediction" if "prediction" in tables[0].column_names else "score"
+        labels = tables[0].column("label").to_numpy()
+        for table in tables:
+            if not np.array_equal(table.column("label").to_numpy(), labels):
+                raise UserError(f"the predictions in {self.folder} are of different rows of {split}; evaluate again")
+        return np.stack([table.column(answer).to_numpy() for table in tables]), labels
+
+
+@dataclass
+class DatasetResults:
+    """All systems on one dataset, teacher first where it was evaluated."""
+
+    info: PreparedInfo
+    systems: dict[str, System]
+    missing: tuple[str, ...]
+    """Methods (or the teacher) that were not evaluated."""
+    _resampled: dict[tuple[str, Column], np.ndarray] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, folder: Path, methods: Iterable[str]) -> "DatasetResults":
+        """Read the evaluations of a dataset.
+
+        Raises:
+            UserError: none is there, or they are of different data.
+        """
+        names = (TEACHER, *methods)
+        found = {name: System.load(folder / name, name) for name in names if (folder / name).is_dir()}
+        if not found:
+            raise UserError(f"nothing of {folder.name} was evaluated yet; run `dvc repro`, or "
+                            f"`kdflow evaluate {folder.name} METHOD`")
+        (first, (_, info)), *rest = found.items()
+        for name, (_, other) in rest:
+            if other != info:
+                raise UserError(f"{first} and {name} were evaluated on different preparations of {folder.name}; "
+                                "run `dvc repro` to bring them up to date")
+        return cls(info, {name: system for name, (system, _) in found.items()},
+                   tuple(name for name in names if name not in found))
+
+    @property
+    def select(self) -> str:
+        """The split that chose the checkpoints."""
+        return self.info.select
+
+    @property
+    def in_domain(self) -> tuple[str, ...]:
+        """Labelled splits of the dataset itself, the selecting one first."""
+        return tuple(name for name in self.info.with_role("select", "report", "test")
+                     if not self.info.splits[name].hidden)
+
+    @property
+    def out_of_domain(self) -> tuple[str, ...]:
+        return self.info.with_role("ood")
+
+    @cached_property
+    def columns(self) -> tuple[Column, ...]:
+        """Everything that is measured: in domain, out of domain, the out-of-domain mean."""
+        metric = "accuracy" if self.info.labels else self.info.metrics[0]
+        inside = [Column(split, name) for split in self.in_domain for name in self.info.metrics]
+        outside = [Column(split, metric) for split in self.out_of_domain]
+        return (*inside, *outside, *([OOD_MEAN] if len(self.in_the_mean) > 1 else []))
+
+    @property
+    def in_the_mean(self) -> tuple[str, ...]:
+        """Out-of-domain sets that count in the unweighted mean."""
+        return tuple(name for name in self.out_of_domain if VARIANTS.get(name) not in self.out_of_domain)
+
+    def parts(self, column: Column) -> tuple[Column, ...]:
+        """The measured numbers whose mean a column is."""
+        if column != OOD_MEAN:
+            return (column,)
+        return tuple(part for part in self.columns if part.split in self.in_the_mean)
+
+    def values(self, system: str, column: Column) -> list[float]:
+        """One value per run."""
+        return [float(np.mean([splits[part.split][part.metric] for part in self.parts(column)]))
+                for splits in self.systems[system].metrics.values()]
+
+    def mean_of_metrics(self, system: str, split: str) -> Summary:
+        """Over seeds, of the mean of the dataset's metrics."""
+        return summarise([float(np.mean([splits[split][metric] for metric in self.info.metrics]))
+                          for splits in self.systems[system].metrics.values()])
+
+    def summary(self, system: str, column: Column) -> Summary:
+        """Mean, deviation and n over seeds."""
+        return summarise(self.values(system, column))
+
+    def comparisons(self) -> list[tuple[str, str]]:
+        """Method and baseline, for every baseline that was evaluated."""
+        students = [name for name in self.systems if name != TEACHER]
+        return [(name, baseline) for name in students for baseline in BASELINES
+                if baseline in students and name not in BASELINES[:BASELINES.index(baseline) + 1]]
+
+    def difference(self, system: str, baseline: str, column: Column) -> Difference:
+        """A method minus a baseline over the seeds that both have.
+
+        Raises:
+            UserError: they have no seed in common.
+        """
+        ours, other = self.systems[system], self.systems[baseline]
+        shared = [run for run in ours.metrics if run in other.metrics]
+        if not shared:
+            raise UserError(f"{system} and {baseline} have no seed in common on {self.info.name}; run `dvc repro`")
+        pairs = [(self.systems[name], [list(self.systems[name].metrics).index(run) for run in shared])
+                 for name in (system, baseline)]
+        (values, resamples), (other_values, other_resamples) = (
+            (np.array(self.values(one.name, column))[rows],
+             self._resample(one.name, column)[:, rows] if len(shared) >= FEWEST_SEEDS else None) for one, rows in pairs)
+        return difference(values, other_values, resamples, other_resamples)
+
+    def _resample(self, system: str, column: Column) -> np.ndarray:
+        """The column on resamples of its examples [r, s]; the same resamples for every system."""
+        if (system, column) not in self._resampled:
+            blocks = []
+            for part in self.parts(column):
+                predictions, labels = self.systems[system].predictions(part.split)
+                seed = list(self.info.splits).index(part.split)
+                blocks.append(resampled(part.metric, predictions, labels, RESAMPLES, seed))
+            self._resampled[system, column] = np.mean(blocks, axis=0)
+        return self._resampled[system, column]
