@@ -1,0 +1,1 @@
+"""Training: one loop for teachers and students, for every method, that survives interruption."""

@@ -1,0 +1,204 @@
+"""What happened in a training: sums of the open epoch, the finished epochs, the selection. Plain numbers only.
+
+All of it but the times is a function of the inputs, whether the training was interrupted or not.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kdcore.objective import Loss
+
+LOSS = "loss"
+"""Name of the weighted sum; a part `x` of it is `loss/x`."""
+
+
+class StepSums:
+    """Sums over the examples of one optimiser step; on the device until `read`, which waits for it once."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, Tensor] = {}
+        self._numbers: dict[str, float] = {}
+        self._examples: dict[str, int] = {}
+
+    def add(self, loss: Loss, total: Tensor) -> None:
+        """Take in a micro-batch; `total` [b] is `loss.total`."""
+        examples = len(total)
+        self._add(LOSS, total.detach().sum(), examples)
+        for name, part in loss.parts.items():
+            self._add(f"{LOSS}/{name}", part.detach().sum(), examples)
+        for name, value in loss.diagnostics.items():
+            self._add(name, value.detach() * examples if isinstance(value, Tensor) else value * examples, examples)
+
+    def read(self, others: Mapping[str, Tensor], over_ranks: bool) -> tuple["Sums", dict[str, float]]:
+        """The sums, and `others` as numbers; `over_ranks` sums losses and `others` of all ranks, diagnostics never."""
+        shared = [name for name in self._tensors if name == LOSS or name.startswith(f"{LOSS}/")]
+        own = [name for name in self._tensors if name not in shared]
+        device = self._tensors[LOSS].device
+        both = [self._tensors[name].double() for name in shared] + [
+            value.to(device, torch.float64) for value in others.values()]
+        vector = torch.stack([*both, torch.tensor(float(self._examples[LOSS]), dtype=torch.float64, device=device)]
+                             if over_ranks else both)
+        if over_ranks:
+            torch.distributed.all_reduce(vector)
+        values = torch.cat([vector, torch.stack([self._tensors[name].double() for name in own])]
+                           if own else [vector]).tolist()
+        read = dict(zip([*shared, *others], values, strict=False))
+        local = dict(zip(own, values[len(vector):], strict=True)) | self._numbers
+        examples = int(values[len(both)]) if over_ranks else self._examples[LOSS]
+        sums = Sums({name: (read[name], examples) for name in shared}
+                    | {name: (value, self._examples[name]) for name, value in local.items()})
+        return sums, {name: read[name] for name in others}
+
+    def _add(self, name: str, value: Tensor | float, examples: int) -> None:
+        kept: dict[str, Any] = self._tensors if isinstance(value, Tensor) else self._numbers
+        kept[name] = kept[name] + value if name in kept else value
+        self._examples[name] = self._examples.get(name, 0) + examples
+
+
+class Sums(dict[str, tuple[float, int]]):
+    """Name to (sum, number of examples)."""
+
+    def include(self, more: "Sums") -> None:
+        """Add the sums of further examples."""
+        for name, (value, examples) in more.items():
+            before, count = self.get(name, (0.0, 0))
+            self[name] = (before + value, count + examples)
+
+    def means(self) -> dict[str, float]:
+        """Name to mean over the examples."""
+        return {name: value / examples for name, (value, examples) in self.items()}
+
+    def not_finite(self) -> list[str]:
+        """Names of the losses that are NaN or infinite, parts before their sum."""
+        bad = [name for name, (value, _) in self.items() if name.startswith(LOSS) and not math.isfinite(value)]
+        return sorted(bad, key=lambda name: name == LOSS)
+
+
+class Window:
+    """Means over the last few steps, for the journal and the bar."""
+
+    def __init__(self, steps: int) -> None:
+        """`steps`: how many a window holds."""
+        self.steps = steps
+        self._sums = Sums()
+        self._held = 0
+        self._norm = 0.0
+        self._rate = 0.0
+
+    def add(self, sums: Sums, gradient_norm: float, learning_rate: float) -> bool:
+        """Take in a step; True when the window is full."""
+        self._sums.include(sums)
+        self._held += 1
+        self._norm += gradient_norm
+        self._rate = learning_rate
+        return self._held >= self.steps
+
+    def empty(self) -> dict[str, float]:
+        """Losses, diagnostics and the gradient's norm (before clipping) as means; the last learning rate."""
+        values = self._sums.means() | {"gradient_norm": self._norm / self._held, "learning_rate": self._rate}
+        self._sums, self._held, self._norm = Sums(), 0, 0.0
+        return values
+
+
+@dataclass
+class Best:
+    """The selected state of the student: after which evaluation, and what it scored there."""
+
+    phase: str
+    epoch: float
+    step: int
+    score: float
+    metrics: dict[str, Any]
+
+
+@dataclass
+class Times:
+    """Seconds of this machine; no part of any result that must be reproducible."""
+
+    epochs: list[float] = field(default_factory=list)
+    """Training alone, per finished epoch: neither evaluation nor checkpoints."""
+    open_epoch: float = 0.0
+    evaluation: float = 0.0
+    checkpoints: float = 0.0
+    examples: int = 0
+    """Examples trained on in `epochs` and `open_epoch`."""
+
+
+@dataclass
+class Record:
+    """State of a training beside its tensors; goes into every checkpoint."""
+
+    phase: int = 0
+    """Number of the phase under way, from 0."""
+    history: list[dict[str, Any]] = field(default_factory=list)
+    open: Sums = field(default_factory=Sums)
+    steps_before: int = 0
+    """Steps of earlier phases."""
+    skipped: int = 0
+    skipped_in_a_row: int = 0
+    skipped_in_epoch: int = 0
+    best: Best | None = None
+    stale: int = 0
+    """Evaluations since the best one."""
+    warnings: list[str] = field(default_factory=list)
+    finished: bool = False
+    """Whether the phase is over."""
+    times: Times = field(default_factory=Times)
+
+    def to_json(self) -> str:
+        """Exact: floats are written so that they read back the same."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Record":
+        """Inverse of `to_json`."""
+        content = json.loads(text)
+        content["open"] = Sums({name: (value, examples) for name, (value, examples) in content["open"].items()})
+        content["best"] = content["best"] and Best(**content["best"])
+        return cls(**content | {"times": Times(**content["times"])})
+
+    def begin_phase(self, phase: int) -> None:
+        """Forget what belongs to the phase before; the history stays."""
+        self.phase = phase
+        self.steps_before += self.history[-1]["step"]
+        self.best, self.stale, self.skipped_in_a_row, self.finished = None, 0, 0, False
+        self.open, self.skipped_in_epoch = Sums(), 0
+
+    def close_epoch(self, phase: str, epoch: float, step: int) -> dict[str, Any]:
+        """Turn the open sums into an entry of the history and return it."""
+        means = self.open.means()
+        entry: dict[str, Any] = {
+            "phase": phase, "epoch": epoch, "step": step, "loss": means.get(LOSS),
+            "parts": {name.removeprefix(f"{LOSS}/"): value for name, value in means.items()
+                      if name.startswith(f"{LOSS}/")},
+            "diagnostics": {name: value for name, value in means.items() if not name.startswith(LOSS)},
+            "skipped_steps": self.skipped_in_epoch,
+        }
+        self.history.append(entry)
+        self.times.epochs.append(self.times.open_epoch)
+        self.times.open_epoch = 0.0
+        self.open, self.skipped_in_epoch = Sums(), 0
+        return entry
+
+    @staticmethod
+    def flat(entry: dict[str, Any]) -> dict[str, float]:
+        """An entry of the history as named numbers for a journal or tracker."""
+        named = {"epoch": entry["epoch"], "epoch/loss": entry["loss"], "skipped_steps": entry["skipped_steps"]}
+        named |= {f"epoch/loss/{name}": value for name, value in entry["parts"].items()}
+        named |= {f"epoch/{name}": value for name, value in entry["diagnostics"].items()}
+        named |= {f"dev/{name}": value for name, value in entry.get("development", {}).items()}
+        return {name: float(value) for name, value in named.items() if value is not None}
+
+    def consider(self, phase: str, epoch: float, step: int, score: float, metrics: dict[str, Any]) -> bool:
+        """Note an evaluation; True when it is the best so far. The first one always is."""
+        if self.best is None or score > self.best.score:
+            self.best, self.stale = Best(phase, epoch, step, score, metrics), 0
+            return True
+        self.stale += 1
+        return False

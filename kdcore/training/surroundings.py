@@ -1,0 +1,46 @@
+"""What a training has besides the student and its loss."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from torch import nn
+
+from kdcore.data.batching import Examples
+from kdcore.data.prepared import Prepared
+from kdcore.features import FeatureKey, Features
+from kdcore.training.development import Development
+from kdcore.training.display import Display
+from kdcore.training.interruption import Interruption
+from kdcore.training.journal import Journal
+from kdcore.training.record import Record
+from kdcore.training.selected import Selected
+
+
+class FeatureSource(Protocol):
+    """What gives the teacher's features of a batch: `kdcore.teacher.Teacher`, stored, live or mixed."""
+
+    def features(self, batch: dict[str, Any], keys: frozenset[FeatureKey]) -> Features:
+        """The features `keys` of the batch's rows, without gradients, on the device of its labels."""
+
+
+@dataclass
+class Surroundings:
+    """The same for all phases of a training.
+
+    modules       the student and the objectives of all phases, as they go into checkpoints
+    tokens        whose token ids the student reads: its own, except when a teacher is trained
+    save_seconds  least time between two checkpoints
+    """
+
+    prepared: Prepared
+    examples: Examples
+    teacher: FeatureSource | None
+    development: Development
+    record: Record
+    journal: Journal
+    display: Display
+    interruption: Interruption
+    modules: nn.Module
+    save_seconds: float
+    tokens: Literal["student", "teacher"] = "student"
+    selected: Selected = field(default_factory=Selected)

@@ -1,0 +1,329 @@
+"""The training loop of one phase: transformers' Trainer with our batches, loss, selection and checkpoints.
+
+Losses come per example and are divided once by the number of examples of the whole optimiser step, over
+micro-batches and devices, so that neither changes the gradient. transformers keeps the loop itself, gradient
+scaling, data-parallel wrapping and schedules.
+"""
+
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, get_scheduler
+from transformers.trainer_callback import PrinterCallback
+
+from kdcore.config import Training
+from kdcore.data.batching import LengthGroupedBatches
+from kdcore.errors import UserError
+from kdcore.features import Features
+from kdcore.objective import Progress
+from kdcore.training import checkpoint
+from kdcore.training.batches import ShareOfExamples, Shares, loader
+from kdcore.training.distiller import Distiller
+from kdcore.training.optimiser import parameter_groups
+from kdcore.training.record import LOSS, StepSums, Window
+from kdcore.training.surroundings import Surroundings
+
+NON_FINITE_STEPS = 5
+"""So many steps in a row without a finite loss end the training."""
+SAVING_SHARE = 0.02
+"""Writing checkpoints takes at most about this share of the time."""
+
+
+class DistillationTrainer(Trainer):
+    """Trains a `Distiller` for one phase."""
+
+    def __init__(self, distiller: Distiller, phase: str, settings: Training, seed: int, folder: Path,
+                 around: Surroundings, evaluates: bool = True) -> None:
+        """`settings` are those of the phase; checkpoints go to `folder`.
+
+        Without `evaluates` the selection split is not looked at, and nothing is selected.
+
+        Raises:
+            UserError: accumulation times devices cuts a step's batch into more pieces than it has rows.
+        """
+        arguments = _arguments(settings, distiller, seed, folder)
+        world = arguments.world_size
+        lengths = around.prepared.tokens(around.prepared.info.train, around.tokens).lengths
+        batches = LengthGroupedBatches(lengths, settings.batch_size, seed, settings.accumulation * world)
+        arguments.max_steps = max(1, math.ceil(settings.epochs * batches.steps))
+        self.phase = phase
+        self.settings = settings
+        self.folder = folder
+        self.around = around
+        self.evaluates = evaluates
+        self.steps_per_epoch = batches.steps
+        self.shares = Shares(batches, arguments.process_index, world)
+        self._sums = StepSums()
+        self._window = Window(max(1, min(100, arguments.max_steps // 200)))
+        self._window_full = False
+        self._applied = True
+        self._save_wanted = False
+        self._saving_took = 0.0
+        self._saved_at = self._clock = time.monotonic()
+        super().__init__(model=distiller, args=arguments, train_dataset=ShareOfExamples(around.examples),
+                         callbacks=[_Events(self)])
+        self.remove_callback(PrinterCallback)
+        self.model_accepts_loss_kwargs = True  # the loss is divided by `num_items_in_batch`: here, not by transformers
+        if world > 1:  # ranks draw different dropout masks
+            torch.manual_seed(seed * world + arguments.process_index)
+
+    @property
+    def distiller(self) -> Distiller:
+        """The module in training, not wrapped."""
+        assert isinstance(self.model, Distiller)
+        return self.model
+
+    @property
+    def progress(self) -> Progress:
+        """Where the step under way stands. Integers only, hence the same after a resume."""
+        return self._progress_at(self.state.global_step)
+
+    def run(self, resume_from: Path | None = None) -> None:
+        """Train the phase to its end; modules and record of a checkpoint are loaded by the caller.
+
+        Raises:
+            UserError: the loss was not finite in five steps in a row.
+        """
+        begun = checkpoint.step_of(resume_from) - self.around.record.steps_before if resume_from else 0
+        self.around.display.begin(self.phase, begun, self.args.max_steps)
+        if resume_from is None:
+            self.distiller.objective.before_steps(self.dev_loss)
+        self.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
+
+    def dev_loss(self) -> float:
+        """Mean label loss on the selection split, in eval mode."""
+        return self.around.development.loss(self.distiller.student)
+
+    # What transformers' loop asks for.
+
+    def get_train_dataloader(self) -> DataLoader:
+        """This rank's micro-batches; not prepared by accelerate, which would deal them out a second time."""
+        return loader(ShareOfExamples(self.around.examples), self.shares)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """AdamW over the student and the objective's `main_parameters`, each parameter once."""
+        if self.optimizer is None:
+            # A fused optimiser would hide from accelerate that the gradient scaler skipped a step.
+            self.optimizer = torch.optim.AdamW(
+                parameter_groups(self.distiller, self.settings.weight_decay), lr=self.settings.learning_rate,
+                betas=(0.9, 0.999), eps=1e-8, fused=not self.args.fp16)
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
+        """Linear warm-up, then linear decay to zero or a constant rate."""
+        if self.lr_scheduler is None:
+            kind = "linear" if self.settings.schedule == "linear" else "constant_with_warmup"
+            warm_up = math.ceil(self.settings.warmup_share * num_training_steps)
+            self.lr_scheduler = get_scheduler(kind, optimizer or self.create_optimizer(), warm_up, num_training_steps)
+        return self.lr_scheduler
+
+    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int,
+                          device: torch.device) -> tuple[list[dict[str, Any]], int]:
+        """The micro-batches of a step and the number of examples of the whole step, over all ranks."""
+        samples = [next(epoch_iterator) for _ in range(num_batches)]
+        return samples, samples[0]["step_examples"]
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        """Forward and backward of one micro-batch; returns its contribution to the step's mean loss."""
+        model.train()
+        rows = inputs["ids"]  # stored features are looked up by ids on the host
+        inputs = self._prepare_inputs(inputs)
+        progress = self.progress
+        teacher = self._teacher_features(inputs | {"ids": rows}, progress)
+        loss = model(inputs, teacher, progress)  # through the wrapper, which synchronises gradients
+        total = loss.total
+        self._sums.add(loss, total)
+        # Data-parallel wrappers average gradients over the ranks; the step's loss is a sum over them.
+        contribution = total.sum() * (self.args.world_size / num_items_in_batch)
+        self.accelerator.backward(contribution)
+        return contribution.detach()
+
+    def _teacher_features(self, batch: dict[str, Any], progress: Progress) -> Features:
+        keys = self.distiller.objective.needs_at(progress).teacher
+        if not keys:
+            return Features({})
+        if self.around.teacher is None:
+            raise ValueError(f"{self.phase} reads {len(keys)} features of a teacher, but there is none")
+        return self.around.teacher.features(batch, keys)
+
+    def _clip_grad_norm(self, model: nn.Module) -> Tensor:
+        """Clip what the optimiser updates, and drop the gradients of a step whose loss is not finite.
+
+        The step's numbers are read here: the one time in a step that the host waits for the device.
+        """
+        groups = self.create_optimizer().param_groups
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        norm = self.accelerator.clip_grad_norm_(parameters, self.settings.clip_norm)
+        world, record = self.args.world_size, self.around.record
+        due = torch.tensor(float(self.args.process_index == 0 and self._checkpoint_is_due()))
+        sums, others = self._sums.read({"gradient_norm": norm, "save": due}, over_ranks=world > 1)
+        self._sums = StepSums()
+        self._save_wanted = others["save"] > 0
+        bad = sums.not_finite()
+        if not bad and not math.isfinite(others["gradient_norm"]) and not self._scaler_will_help():
+            bad = ["gradient"]
+        self._applied = not bad
+        record.times.examples += sums[LOSS][1]
+        if bad:
+            self._count_skipped(bad)
+            if self.accelerator.scaler is None:  # without gradients AdamW leaves weights and its own state alone
+                for parameter in parameters:
+                    parameter.grad = None
+        else:
+            record.skipped_in_a_row = 0
+            record.open.include(sums)
+            self._window_full = self._window.add(sums, others["gradient_norm"] / world, groups[0]["lr"])
+        return norm
+
+    def _scaler_will_help(self) -> bool:
+        """fp16 gradients overflow now and then: the scaler skips the step and halves its scale. Below 1 it cannot."""
+        scaler = self.accelerator.scaler
+        return scaler is not None and scaler.get_scale() > 1
+
+    def _count_skipped(self, bad: list[str]) -> None:
+        record = self.around.record
+        record.skipped += 1
+        record.skipped_in_epoch += 1
+        record.skipped_in_a_row += 1
+        if record.skipped_in_a_row >= NON_FINITE_STEPS:
+            names = " and ".join(name.removeprefix(f"{LOSS}/") for name in bad)
+            raise UserError(f"{self.phase}: {names} not finite in {record.skipped_in_a_row} steps in a row (until step "
+                            f"{self.state.global_step + 1} of {self.args.max_steps}, {self.distiller.precision.name}); "
+                            f"lower learning_rate (now {self.settings.learning_rate:g}) or set precision: fp32")
+
+    # Events of the loop.
+
+    def epoch_begins(self) -> None:
+        """Before the first batch of an epoch is drawn."""
+        self.shares.set_epoch(self.progress.epoch)
+        self._clock = time.monotonic()
+
+    def step_ends(self) -> bool:
+        """After an optimiser step; True when a checkpoint is to be written now."""
+        step, around = self.state.global_step, self.around
+        if self._applied and not self.accelerator.optimizer_step_was_skipped:
+            self.distiller.objective.after_step(self._progress_at(step - 1), self.dev_loss)
+        if self._window_full:
+            self._window_full = False
+            values = self._window.empty()
+            around.journal.write(around.record.steps_before + step, values)
+            around.display.step(step, step / self.steps_per_epoch, self.settings.epochs, values[LOSS])
+        # The end of an epoch is saved after its evaluation, see `epoch_ends`: a resume does not come back to it.
+        ends = step % self.steps_per_epoch == 0 or step >= self.args.max_steps
+        return not ends and (self._save_wanted or around.interruption.received is not None)
+
+    def epoch_ends(self) -> tuple[bool, bool]:
+        """Evaluate, select, report; returns whether to write a checkpoint and whether the phase is over."""
+        around, record, step = self.around, self.around.record, self.state.global_step
+        self._stop_clock()
+        entry = record.close_epoch(self.phase, step / self.steps_per_epoch, step)
+        better = self._evaluate_student(entry) if self.evaluates else False
+        self._ring_alarms(entry["diagnostics"])
+        around.journal.write(record.steps_before + step, record.flat(entry))
+        around.display.epoch(entry, self.settings.epochs, record.times.epochs[-1], better)
+        patience = self.settings.patience if self.settings.keep == "best" else None
+        record.finished = step >= self.args.max_steps or (patience is not None and record.stale >= patience)
+        due = self._save_wanted or (self.args.world_size == 1 and self._checkpoint_is_due())
+        return due or around.interruption.received is not None, record.finished
+
+    def _evaluate_student(self, entry: dict[str, Any]) -> bool:
+        started, around = time.monotonic(), self.around
+        student = self.distiller.student
+        metrics, score = around.development.evaluate(student)
+        entry["development"] = metrics | {"score": score}
+        better = around.record.consider(self.phase, entry["epoch"], entry["step"], score, metrics)
+        if better and self.settings.keep == "best":
+            around.selected.take(student)
+        around.record.times.evaluation += time.monotonic() - started
+        return better
+
+    def _ring_alarms(self, diagnostics: dict[str, float]) -> None:
+        warnings = self.around.record.warnings
+        for alarm in self.distiller.objective.alarms:
+            value = diagnostics.get(alarm.diagnostic)
+            if value is not None and alarm.rings(value) and alarm.message not in warnings:
+                warnings.append(alarm.message)
+                self.around.display.note(f"warning: {alarm.diagnostic} is {value:.4g}: {alarm.message}")
+
+    def _progress_at(self, step: int) -> Progress:
+        return Progress(step // self.steps_per_epoch, step, self.args.max_steps)
+
+    def _stop_clock(self) -> None:
+        """Time training alone: the clock stands still while evaluating and saving."""
+        now = time.monotonic()
+        self.around.record.times.open_epoch += now - self._clock
+        self._clock = now
+
+    # Checkpoints.
+
+    def _checkpoint_is_due(self) -> bool:
+        wait = max(self.around.save_seconds, self._saving_took / SAVING_SHARE)
+        return time.monotonic() - self._saved_at >= wait
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Write all that the rest of the training depends on; of a finished phase that is modules and record."""
+        self._stop_clock()
+        around, record = self.around, self.around.record
+        with checkpoint.writing(self.folder, record.steps_before + self.state.global_step) as unfinished:
+            if not record.finished:
+                self._save_optimizer_and_scheduler(str(unfinished))
+                self._save_scaler(str(unfinished))
+                self._save_rng_state(str(unfinished))
+            if self.args.should_save:
+                checkpoint.write_modules(unfinished, around.modules, around.selected, record)
+                self.state.save_to_json(str(unfinished / "trainer_state.json"))
+        now = time.monotonic()
+        self._saving_took = now - self._clock
+        record.times.checkpoints += self._saving_took
+        self._clock = self._saved_at = now
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """Nothing: whoever calls `run` has loaded the modules, before the optimiser is made from them."""
+
+
+class _Events(TrainerCallback):
+    """Passes the loop's events on to the trainer."""
+
+    def __init__(self, trainer: DistillationTrainer) -> None:
+        self.trainer = trainer
+
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
+                       **others: Any) -> None:
+        self.trainer.epoch_begins()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
+                    **others: Any) -> TrainerControl:
+        control.should_save = self.trainer.step_ends()
+        return control
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
+                     **others: Any) -> TrainerControl:
+        control.should_save, control.should_training_stop = self.trainer.epoch_ends()
+        return control
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
+        self.trainer.around.interruption.stop()
+
+
+def _arguments(settings: Training, distiller: Distiller, seed: int, folder: Path) -> TrainingArguments:
+    """What transformers must know; evaluation, logging and saving are ours."""
+    on_cpu = distiller.precision.device == "cpu"
+    alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
+    arguments = TrainingArguments(
+        output_dir=str(folder), seed=seed, gradient_accumulation_steps=settings.accumulation,
+        learning_rate=settings.learning_rate, max_grad_norm=settings.clip_norm, use_cpu=on_cpu,
+        fp16=distiller.precision.name == "fp16", ddp_backend="gloo" if on_cpu and not alone else None,
+        # Methods may leave parts of the student without a gradient, e.g. its last feed-forward layer.
+        ddp_find_unused_parameters=True, eval_strategy="no", save_strategy="no", logging_strategy="no",
+        report_to=[], disable_tqdm=True, remove_unused_columns=False, logging_nan_inf_filter=False)
+    arguments.per_device_train_batch_size = max(
+        1, settings.batch_size // (settings.accumulation * arguments.world_size))
+    arguments._n_gpu = min(1, arguments.n_gpu)  # several GPUs are for torchrun, not for one process's threads
+    return arguments
