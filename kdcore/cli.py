@@ -160,6 +160,34 @@ def report(study: StudyOption = Path()) -> None:
 
 
 @app.command()
+def register(
+    dataset: DatasetArgument,
+    method: Annotated[str | None, typer.Argument(metavar="[METHOD]", help="Default: the best on the dataset.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Goes with METHOD.")] = None,
+    study: StudyOption = Path(),
+) -> None:
+    """Register a student in MLflow, by default the best one. Registering the same bytes again changes nothing.
+
+    Example: kdflow register movies rail_kd_l --seed 1
+    """
+    with _inside(study) as (settings, layout):
+        settings.dataset(dataset)
+        if method is not None:
+            _check_method(settings, method)
+        if (method is None) != (seed is None):
+            raise UserError("METHOD and --seed go together: name both, or neither to register the best student")
+        from kdcore import registry
+
+        if method is None or seed is None:
+            made, reason = registry.register_best(settings, layout, dataset)
+            typer.echo(reason)
+        else:
+            made = registry.register(settings, layout, dataset, method, seed)
+        state = "registered" if made.new else "was registered before"
+        typer.echo(f"{made.name} version {made.version} {state}: {made.uri}")
+
+
+@app.command()
 def doctor(study: StudyOption = Path()) -> None:
     """Look at the machine, the stores and a study, and say what to do. Exit code 1 when something is wrong.
 
