@@ -3,6 +3,8 @@
 Read only, and cheap: no DVC import, one pass over `dvc.lock`.
 """
 
+import hashlib
+import json
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,3 +66,14 @@ def locked_outputs(study: Path) -> dict[str, str]:
     """DVC hash of every recorded output, by path relative to the study folder."""
     return {out["path"]: out["md5"] for stage in read_lock(study).values() for out in stage.get("outs", ())
             if "md5" in out}
+
+
+def hash_folder(folder: Path) -> str:
+    """The hash that DVC gives a folder: of the sorted list of its files and their MD5."""
+    entries = []
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        with path.open("rb") as file:
+            entries.append({"md5": hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest(),
+                            "relpath": path.relative_to(folder).as_posix()})
+    entries.sort(key=lambda entry: entry["relpath"])
+    return hashlib.md5(json.dumps(entries, sort_keys=True).encode(), usedforsecurity=False).hexdigest() + ".dir"

@@ -8,6 +8,8 @@ that creates something does it under a file lock and hands on ids.
 import logging
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,11 +57,10 @@ def study_name(study: Path) -> str:
 def connect() -> "MlflowClient":
     """A client of the store, which is created first if need be; safe in many processes at once."""
     load()
-    from filelock import FileLock
     from mlflow.tracking import MlflowClient
 
     address = uri()
-    with FileLock(_lock_file("store")):
+    with lock("store"):
         client = MlflowClient(tracking_uri=address, registry_uri=address)
         client.search_experiments(max_results=1)
     return client
@@ -67,11 +68,10 @@ def connect() -> "MlflowClient":
 
 def experiment(client: "MlflowClient", study: str) -> str:
     """The id of a study's experiment, created on first use; safe in many processes at once."""
-    from filelock import FileLock
     from mlflow.exceptions import MlflowException
 
     name = experiment_name(study)
-    with FileLock(_lock_file("experiment")):
+    with lock("experiment"):
         found = client.get_experiment_by_name(name)
         if found is None:
             place = None
@@ -94,6 +94,17 @@ def setup(study: str = "demo") -> str:
     experiment_id = experiment(client, study)
     close_orphans(client, experiment_id)
     return experiment_id
+
+
+@contextmanager
+def lock(name: str) -> Iterator[None]:
+    """One process of this checkout at a time; the lock goes with the process that holds it."""
+    from filelock import FileLock
+
+    folder = layout.ROOT / ".kdflow" / "locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / f"mlflow-{name}.lock"):
+        yield
 
 
 def own_process() -> str:
@@ -146,9 +157,7 @@ def parent_of_this_process(client: "MlflowClient", experiment_id: str, study: st
     repro = _repro_above()
     if repro is None:
         return None
-    from filelock import FileLock
-
-    with FileLock(_lock_file("parent")):
+    with lock("parent"):
         found = client.search_runs([experiment_id], f"tags.`{PROCESS}` = '{_identity(repro)}' and "
                                    f"tags.`{HOST}` = '{socket.gethostname()}' and tags.`{KIND}` = 'repro'")
         if found:
@@ -194,12 +203,6 @@ def _identity(process: psutil.Process) -> str:
     return f"{process.pid}:{process.create_time():.2f}"
 
 
-def _lock_file(name: str) -> Path:
-    folder = layout.ROOT / ".kdflow" / "locks"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / f"mlflow-{name}.lock"
-
-
 def load() -> None:
     """Import MLflow: without telemetry, long waits for a server that is gone, or tracebacks in the log.
 
@@ -209,10 +212,13 @@ def load() -> None:
     os.environ.setdefault("DO_NOT_TRACK", "true")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    import mlflow.store.model_registry.sqlalchemy_store
+    import mlflow.store.tracking.sqlalchemy_store
+    import mlflow.tracking  # noqa: F401
+
+    # After the import, which sets the level of its logger.
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.ERROR)
     # It prints a traceback for every failed statement; whoever called reports the failure.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
-    import mlflow.store.model_registry.sqlalchemy_store
-    import mlflow.store.tracking.sqlalchemy_store
-    import mlflow.tracking  # noqa: F401

@@ -1,0 +1,97 @@
+"""What a stranger reads on the registry page: what the model is, how good, how to use it, where it came from."""
+
+from kdcore.candidate import Candidate
+
+FOLDER = "student"
+"""The folder of a registered model that holds the plain transformers model."""
+EXAMPLE = ("A charming film with a clever plot.", "The plot is clever.")
+
+
+def of_model(candidate: Candidate, name: str) -> str:
+    """Markdown for a registered model: what all of its versions have in common."""
+    info = candidate.info
+    columns = "`text` and `text_pair`" if info.is_pair else "`text`"
+    if info.labels is None:
+        low, high = info.score_range or (None, None)
+        answer = "`score`" + (f", trained on scores from {low:g} to {high:g}" if low is not None else "")
+    else:
+        answer = ("`label`, the most probable class, and one `probability:NAME` for each of "
+                  + ", ".join(f"`{label}`" for label in info.labels))
+    return f"""**A small text model for `{info.name}`, distilled from a larger one** by the study `{candidate.study}`.
+
+**In:** {columns}, up to {info.max_length} tokens together; longer texts are cut.
+**Out:** {answer}.
+
+**Serve it** (in the kdflow checkout; elsewhere with `MLFLOW_TRACKING_URI` set)
+
+```
+mlflow models serve -m models:/{name}@champion --env-manager local --port 5001
+curl -s http://127.0.0.1:5001/invocations -H 'Content-Type: application/json' \\
+  -d '{{"dataframe_records": [{_record(info.is_pair)}]}}'
+```
+
+**Load it in Python**
+
+```python
+import mlflow, pandas as pd
+model = mlflow.pyfunc.load_model("models:/{name}@champion")
+model.predict(pd.DataFrame([{_record(info.is_pair)}]))
+```
+
+The folder `artifacts/{FOLDER}` of a version is a plain transformers model: it loads with
+`AutoModelForSequenceClassification.from_pretrained` and needs neither MLflow nor kdflow.
+
+`champion` is the released version. `challenger` is the newest one; it takes over when it passes the gates: better on
+the selection split beyond noise, not worse out of domain, latency measured, same labels.
+"""
+
+
+def of_version(candidate: Candidate, name: str, version: str) -> str:
+    """Markdown for one version: scores beside the teacher's, cost, lineage and how to make it again."""
+    info, code = candidate.info, candidate.code
+    where = str(code) if code.commit else "not under git"
+    rows = [f"| {split} | {_role(candidate, split)} | {metric} | {value:.4f} | {_teacher(candidate, split, metric)} |"
+            for split in info.splits for metric, value in candidate.scores.get(split, {}).items()]
+    lineage = [f"| {kind} | `{value}` |" for kind, value in candidate.hashes.items()]
+    again = [f"git checkout {code.commit}"] if code.commit else []
+    again += [f"cd studies/{candidate.study}"] if candidate.study != "demo" else []
+    again += ["dvc pull --run-cache   # where a remote is set up", f"dvc repro {candidate.stage}"]
+    dirty = "\n\nThe code had changes that were not committed, so the revision alone does not tell all of it." \
+        if code.dirty else ""
+    return "\n".join([
+        f"**{name} version {version}**: trained with `{candidate.method}`, seed {candidate.seed}.", "",
+        "| split | role | metric | this model | its teacher |", "|---|---|---|---|---|", *rows, "",
+        f"The checkpoint was chosen on `{info.select}` ({info.splits[info.select].rows} rows). "
+        "These are the numbers of this one model; the study's report has means over seeds.", "",
+        f"**Cost:** {_count(candidate.parameters)} parameters; {_latency(candidate)}.", "",
+        "**Where it came from**", "", "| what | hash or revision |", "|---|---|",
+        f"| code | `{where}` |", f"| checkpoint | `{candidate.checkpoint}` |", *lineage, "",
+        "**Make it again**", "", "```", *again, "```" + dirty, ""])
+
+
+def _record(is_pair: bool) -> str:
+    return f'{{"text": "{EXAMPLE[0]}"' + (f', "text_pair": "{EXAMPLE[1]}"' if is_pair else "") + "}"
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e6:.1f} million" if number >= 1_000_000 else f"{number:,}"
+
+
+def _role(candidate: Candidate, split: str) -> str:
+    about = candidate.info.splits[split]
+    words = {"select": "selects and reports", "report": "reports", "ood": "out of domain"}
+    if about.role == "select" and candidate.info.with_role("report"):
+        return "selects" + (f"; {about.note}" if about.note else "")
+    return words.get(about.role, about.role) + (f"; {about.note}" if about.note else "")
+
+
+def _teacher(candidate: Candidate, split: str, metric: str) -> str:
+    value = candidate.teacher_scores.get(split, {}).get(metric)
+    return "" if value is None else f"{value:.4f}"
+
+
+def _latency(candidate: Candidate) -> str:
+    one = (candidate.latency or {}).get("batch_1")
+    if not isinstance(one, dict):
+        return "latency not measured"
+    return f"{one['p50_ms']:.1f} ms for one text ({one['p95_ms']:.1f} ms at the 95th percentile)"

@@ -1,0 +1,232 @@
+"""Students as registered models of MLflow: who they are, where they came from, how to use them.
+
+A version is keyed by the hash of its checkpoint: registering the same bytes again changes nothing. The first version
+of a model is its `champion`, later ones are `challenger` until the gates of `kdcore.promotion` let them pass.
+"""
+
+import importlib.metadata
+import json
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kdcore import config, model_card, tracking_store
+from kdcore.candidate import Candidate, best, gather
+from kdcore.data.prepared import INFO_FILE
+from kdcore.layout import Layout
+from kdcore.tracking import flatten
+
+if TYPE_CHECKING:
+    from mlflow.models import ModelSignature
+    from mlflow.tracking import MlflowClient
+
+CHAMPION = "champion"
+CHALLENGER = "challenger"
+CHECKPOINT = "kdflow.checkpoint"
+REQUIREMENTS = ("mlflow", "torch", "transformers", "safetensors")
+SERVED_CODE = Path(__file__).with_name("serving.py")
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A version of a registered model. `new` is false when these bytes had been registered before."""
+
+    name: str
+    version: str
+    aliases: tuple[str, ...]
+    new: bool
+
+    @property
+    def uri(self) -> str:
+        """How MLflow finds it: by alias where it has one."""
+        return f"models:/{self.name}@{self.aliases[0]}" if self.aliases else f"models:/{self.name}/{self.version}"
+
+
+def model_name(study: str, dataset: str) -> str:
+    """The registered name for a dataset of a study."""
+    return f"kdflow-{study}-{dataset}"
+
+
+def register(study: config.Study, layout: Layout, dataset: str, method: str, seed: int) -> Registered:
+    """Register one student; the same bytes give the same version, with scores and description brought up to date.
+
+    Raises:
+        UserError: what `kdcore.candidate.gather` refuses.
+    """
+    candidate = gather(study, layout, dataset, method, seed)
+    name = model_name(candidate.study, dataset)
+    client = tracking_store.connect()
+    with tracking_store.lock("registry"), _fluent():
+        version = find(client, name, candidate.checkpoint)
+        new = version is None
+        if version is None:
+            run, model = _log(client, candidate)
+            _ensure_model(client, name, candidate)
+            version = str(client.create_model_version(name, f"models:/{model}", run_id=run, model_id=model,
+                                                      tags=_tags(candidate)).version)
+        else:
+            for key, value in _tags(candidate).items():
+                client.set_model_version_tag(name, version, key, value)
+        client.update_model_version(name, version, model_card.of_version(candidate, name, version))
+        _alias(client, name, version)
+        return Registered(name, version, aliases(client, name).get(version, ()), new)
+
+
+def register_best(study: config.Study, layout: Layout, dataset: str) -> tuple[Registered, str]:
+    """Register the best student of a dataset; also returns why it is the best."""
+    method, seed, reason = best(study, layout, dataset)
+    return register(study, layout, dataset, method, seed), reason
+
+
+def find(client: "MlflowClient", name: str, checkpoint: str) -> str | None:
+    """The version of a model that holds this checkpoint."""
+    found = client.search_model_versions(f"name = '{name}' and tags.`{CHECKPOINT}` = '{checkpoint}'")
+    return min((str(version.version) for version in found), key=int, default=None)
+
+
+def aliases(client: "MlflowClient", name: str) -> dict[str, tuple[str, ...]]:
+    """Aliases by version. A search for versions gives none, so they are read from the model."""
+    by_version: dict[str, tuple[str, ...]] = {}
+    for alias, version in sorted(client.get_registered_model(name).aliases.items()):
+        by_version[str(version)] = (*by_version.get(str(version), ()), alias)
+    return by_version
+
+
+def signature(candidate: Candidate) -> "ModelSignature":
+    """Named columns in; class probabilities, or a score, out."""
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, DataType, Schema, TensorSpec
+
+    texts = ("text", "text_pair") if candidate.info.is_pair else ("text",)
+    outputs: list[ColSpec | TensorSpec]
+    if candidate.info.labels is None:
+        outputs = [ColSpec(DataType.double, "score")]
+    else:
+        outputs = [ColSpec(DataType.string, "label"),
+                   *(ColSpec(DataType.double, f"probability:{name}") for name in candidate.info.labels)]
+    return ModelSignature(Schema([ColSpec(DataType.string, column) for column in texts]), Schema(outputs))
+
+
+def requirements() -> list[str]:
+    """What the served code needs, at the versions installed here, without local suffixes such as `+cpu`."""
+    return [f"{name}=={importlib.metadata.version(name).partition('+')[0]}" for name in REQUIREMENTS]
+
+
+def _log(client: "MlflowClient", candidate: Candidate) -> tuple[str, str]:
+    """Write model, scores and predictions into a run of its own; returns the ids of run and model."""
+    import mlflow
+    import pandas as pd
+
+    from kdcore.models.loading import quiet
+
+    experiment = tracking_store.experiment(client, candidate.study)
+    tracking_store.close_orphans(client, experiment)
+    title = f"register {candidate.dataset} {candidate.method} seed {candidate.seed}"
+    tags = _tags(candidate) | {tracking_store.KIND: "register", tracking_store.HOST: socket.gethostname(),
+                               tracking_store.PROCESS: tracking_store.own_process()}
+    if parent := tracking_store.parent_of_this_process(client, experiment, candidate.study):
+        tags[tracking_store.PARENT] = parent
+    run = client.create_run(experiment, tags=tags, run_name=title).info.run_id
+    columns = ("text", "text_pair") if candidate.info.is_pair else ("text",)
+    example = pd.DataFrame({column: [text] for column, text in zip(columns, model_card.EXAMPLE, strict=False)})
+    try:
+        _log_facts(client, run, candidate)
+        with mlflow.start_run(run_id=run, log_system_metrics=False), quiet(), tempfile.TemporaryDirectory() as place:
+            link = Path(place, model_card.FOLDER)  # MLflow keeps the folder's name
+            link.symlink_to(candidate.folder.resolve())
+            logged = mlflow.pyfunc.log_model(
+                name="student", python_model=str(SERVED_CODE), artifacts={"student": str(link)},
+                model_config={"max_length": candidate.info.max_length, "pair": candidate.info.is_pair},
+                signature=signature(candidate), input_example=example, pip_requirements=requirements(),
+                tags=_tags(candidate), params=flatten(candidate.settings))
+        for key, value in _metrics(candidate).items():
+            client.log_metric(run, key, value, model_id=logged.model_id)
+    except BaseException as error:
+        client.set_terminated(run, "FAILED" if isinstance(error, Exception) else "KILLED")
+        raise
+    return run, logged.model_id
+
+
+def _log_facts(client: "MlflowClient", run: str, candidate: Candidate) -> None:
+    """Settings, the dataset's digest, and what the gates will compare later challengers with."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag, Param
+
+    client.log_batch(run, params=[Param(*item) for item in flatten(candidate.settings).items()][:100])
+    prepared = candidate.hashes.get("prepared")
+    if prepared:
+        source = {split.name: split.source for split in candidate.info.splits.values()}
+        profile = {split.name: split.rows for split in candidate.info.splits.values()}
+        client.log_inputs(run, [DatasetInput(
+            Dataset(candidate.dataset, prepared.removesuffix(".dir"), "dvc", json.dumps(source),
+                    profile=json.dumps(profile)), [InputTag("mlflow.data.context", "training and evaluation")])])
+    for path in candidate.predictions.values():
+        client.log_artifact(run, str(path), "evaluation/predictions")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, INFO_FILE).write_text(candidate.info.to_json(), encoding="utf-8")
+        Path(folder, "latency.json").write_text(json.dumps(candidate.latency, indent=2), encoding="utf-8")
+        for file in sorted(Path(folder).iterdir()):
+            client.log_artifact(run, str(file), "evaluation")
+
+
+def _metrics(candidate: Candidate) -> dict[str, float]:
+    scores = {f"{split}.{name}": value for split, values in candidate.scores.items() for name, value in values.items()}
+    latency = {f"latency.{batch}.{name}": float(value) for batch, values in (candidate.latency or {}).items()
+               if isinstance(values, dict) for name, value in values.items() if name.startswith("p")}
+    return scores | latency | {"parameters": float(candidate.parameters)}
+
+
+def _tags(candidate: Candidate) -> dict[str, str]:
+    """What leads back to git and DVC, and the scores with the names of their splits."""
+    tags = {CHECKPOINT: candidate.checkpoint, "kdflow.study": candidate.study, "kdflow.dataset": candidate.dataset,
+            "kdflow.method": candidate.method, "kdflow.seed": str(candidate.seed), "kdflow.stage": candidate.stage,
+            "kdflow.parameters": str(candidate.parameters), "kdflow.selected_on": candidate.info.select,
+            "kdflow.labels": json.dumps(candidate.info.labels)}
+    if candidate.code.commit:
+        tags |= {"kdflow.revision": str(candidate.code), "mlflow.source.git.commit": candidate.code.commit}
+    tags |= {f"dvc.{kind}": value for kind, value in candidate.hashes.items()}
+    return tags | {f"metric.{split}.{name}": f"{value:.6g}" for split, values in candidate.scores.items()
+                   for name, value in values.items()}
+
+
+def _ensure_model(client: "MlflowClient", name: str, candidate: Candidate) -> None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name, tags={"kdflow.study": candidate.study,
+                                                   "kdflow.dataset": candidate.dataset})
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    client.update_registered_model(name, model_card.of_model(candidate, name))
+
+
+def _alias(client: "MlflowClient", name: str, version: str) -> None:
+    """The first version becomes champion, a later one challenger; older ones never take an alias back."""
+    taken = client.get_registered_model(name).aliases
+    if CHAMPION not in taken:
+        client.set_registered_model_alias(name, CHAMPION, version)
+    elif int(version) > max(int(taken[CHAMPION]), int(taken.get(CHALLENGER, 0))):
+        client.set_registered_model_alias(name, CHALLENGER, version)
+
+
+@contextmanager
+def _fluent() -> Iterator[None]:
+    """Point MLflow's process-wide settings to our store, and put back what was.
+
+    `log_model` reads them, and so does the registry when it looks up a logged model.
+    """
+    import mlflow
+
+    before = os.environ.get("MLFLOW_TRACKING_URI")
+    mlflow.set_tracking_uri(tracking_store.uri())
+    mlflow.set_registry_uri(tracking_store.uri())
+    try:
+        yield
+    finally:
+        mlflow.set_registry_uri("")  # follows the tracking URI again
+        mlflow.set_tracking_uri(before)  # type: ignore[arg-type]  # None undoes
