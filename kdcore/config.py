@@ -189,6 +189,8 @@ class StoredFeatures(Strict):
 
     kinds: tuple[Literal["logits", "cls", "mean"], ...] = ("logits", "mean")
     dtype: Literal["float16", "bfloat16", "float32"] = "float16"
+    precision: Literal["auto", "fp32", "bf16"] = "fp32"
+    """Of the teacher's forward, stored and live alike; `auto` is bf16 where the hardware computes it natively."""
     batch_size: int = Field(default=64, ge=1)
 
 
