@@ -57,8 +57,8 @@ def squared_distance(student: Float[Tensor, "*axes d"], teacher: Float[Tensor, "
 
 def masked_mean(states: Float[Tensor, "b t d"], mask: Int[Tensor, "b t"]) -> Float[Tensor, "b d"]:
     """Mean over the tokens whose mask is 1; what padding holds does not matter, not even NaN."""
-    real = mask.bool().unsqueeze(-1)
-    return _wide(states).masked_fill(~real, 0).sum(dim=1) / real.sum(dim=1)
+    kept = states.masked_fill(mask.unsqueeze(-1) == 0, 0)
+    return kept.sum(dim=1, dtype=_wide(states[:0]).dtype) / mask.sum(dim=1, keepdim=True)
 
 
 def mean_cosine(vectors: Float[Tensor, "b *axes d"]) -> Float[Tensor, "*axes"]:

@@ -72,7 +72,7 @@ def student_slots(named: tuple[int, ...] | None, student_layers: int) -> tuple[i
 class RandomLayers:
     """Draws distinct intermediate teacher layers for the student's slots, anew per epoch or step.
 
-    RAIL-KD (Haidar et al. 2022) section 3: uniform without replacement from 1..n-1, sorted. The draw
+    As in RAIL-KD (Haidar et al. 2022): uniform without replacement from 1..n-1, sorted. The draw
     depends on the seed and the epoch (step) only: it touches no global generator, is equal on every
     rank and after a resume, and stays the same over the micro-batches of one step.
     """

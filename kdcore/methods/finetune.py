@@ -1,7 +1,7 @@
 """Fine-tuning without a teacher: the baseline of every comparison, and how teachers are trained.
 
-Cross-entropy on the labels; for regression the squared error on the raw scale of the scores, as the
-GLUE baselines do (Wang et al. 2019). Deviations: none.
+Cross-entropy on the labels; for regression the squared error on the raw scale of the scores, without
+squashing, as released code has it (KD-NLP, Hugging Face). Deviations: none.
 """
 
 from kdcore.config import MethodConfig

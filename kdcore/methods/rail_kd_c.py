@@ -1,7 +1,7 @@
 """RAIL-KD, concatenated: the student's layers together learn from randomly drawn teacher layers.
 
-Haidar et al., NAACL Findings 2022, "RAIL-KD: RAndom Intermediate Layer Mapping for Knowledge
-Distillation", sections 3.1 (selection), 3.2 equation 2 (concatenated loss) and equation 3 (total).
+Haidar et al., Findings of NAACL 2022, "RAIL-KD: RAndom Intermediate Layer Mapping for Knowledge
+Distillation", equations 2 (concatenated loss) and 3 (total), section 4.2 (which layers are intermediate).
 Each epoch draws k = m-1 of the teacher's intermediate layers 1..n-1 without replacement, sorted. The token
 means of the k layers are concatenated in layer order, projected to a common width and scaled to length one:
   L = lambda1 CE + lambda2 T^2 KL + lambda3 || unit(W_T [h_T,1..h_T,k] + b_T) - unit(W_S [h_S,1..h_S,k] + b_S) ||^2
@@ -30,7 +30,7 @@ from kdcore.projection import COLLAPSE_ALARMS, Projection, collapse, initialised
 
 
 class Config(MethodConfig):
-    """Defaults are the paper's (width 128, equal weights, section 4.2); those it does not give are named above."""
+    """Defaults are the paper's (width 128, equal weights); those it does not give are named above."""
 
     label_weight: float = Field(default=1 / 3, ge=0, allow_inf_nan=False)
     """lambda1"""

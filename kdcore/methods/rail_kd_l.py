@@ -1,7 +1,7 @@
 """RAIL-KD, layer-wise: each student layer learns from a teacher layer that is drawn at random.
 
-Haidar et al., NAACL Findings 2022, "RAIL-KD: RAndom Intermediate Layer Mapping for Knowledge
-Distillation", sections 3.1 (selection), 3.2 equation 1 (layer-wise loss) and equation 3 (total).
+Haidar et al., Findings of NAACL 2022, "RAIL-KD: RAndom Intermediate Layer Mapping for Knowledge
+Distillation", equations 1 (layer-wise loss) and 3 (total), section 4.2 (which layers are intermediate).
 Each epoch draws k = m-1 of the teacher's intermediate layers 1..n-1 without replacement, sorted; the j-th
 teaches student layer j. States are averaged over tokens, projected to a common width, scaled to length
 one; the loss is the squared distance, summed over the k layers:
@@ -31,7 +31,7 @@ from kdcore.projection import COLLAPSE_ALARMS, Projection, collapse, initialised
 
 
 class Config(MethodConfig):
-    """Defaults are the paper's (width 128, equal weights, section 4.2); those it does not give are named above."""
+    """Defaults are the paper's (width 128, equal weights); those it does not give are named above."""
 
     label_weight: float = Field(default=1 / 3, ge=0, allow_inf_nan=False)
     """lambda1"""
