@@ -110,11 +110,11 @@ class Data(Strict):
     """Replaces the built-in source: a hub id or a local folder in the hub's layout."""
     revision: str | None = None
     ood_sets: tuple[str, ...] | None = None
-    """Which of the built-in out-of-domain partners to use; None means all."""
+    """Which of the built-in out-of-domain partners to use, e.g. [imdb_128]; None means the default ones."""
     train_rows: int | None = Field(default=None, ge=1)
     """A seeded random part of the training split of this size."""
     eval_rows: int | None = Field(default=None, ge=1)
-    """The first rows of each evaluation split; for smoke runs only, named in every result."""
+    """A seeded random part of each larger evaluation split, named in every result."""
     selection: Literal["validation", "held_out"] = "validation"
     """Which rows choose the checkpoint: the validation split, as the papers do, or a part of train."""
     held_out_share: float = Field(default=0.1, gt=0, lt=0.5)

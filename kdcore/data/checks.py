@@ -57,7 +57,8 @@ def clean(raw: Raw, columns: Columns) -> Rows:
     unlabelled = columns.label not in known and columns.may_hide
     for column in wanted if unlabelled else [*wanted, columns.label]:
         if column not in known:
-            raise UserError(f"{raw.where} has no column {column!r}; {did_you_mean(column, known)}")
+            remedy = " Name the column under `text`, `text_pair` or `label`" if raw.own else ""
+            raise UserError(f"{raw.where} has no column {column!r}; {did_you_mean(column, known)}{remedy}")
     if raw.table.num_rows == 0:
         raise UserError(f"{raw.where} has no rows; expected at least one")
     table: dict[str, pa.Array] = {}
@@ -110,11 +111,18 @@ def _classes(raw: Raw, columns: Columns, names: tuple[str, ...]) -> tuple[bool, 
             lookup[place] = names.index(text) if by_name else int(text)
         elif text not in ("", str(HIDDEN)):
             where = raw.row(_first(pc.equal(values, pa.scalar(code, values.type))))
-            raise UserError(f"{where}: {columns.label} {code!r}{'' if text == str(code) else f' ({text})'} is none of "
-                            f"the label names; {did_you_mean(text, names)}")
+            meaning = "" if text == str(code) else f" ({text})"
+            known = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+            raise UserError(f"{where}: {columns.label} {code!r}{meaning} is none of the labels {known}; correct the "
+                            f"row{' or add it to `labels`' if raw.own else ''}{_near(text, names)}")
     indices = pc.fill_null(distinct.indices, len(codes)).to_numpy(zero_copy_only=False)
     labels = lookup[indices]
     return _all_hidden(raw, columns, labels == HIDDEN), labels
+
+
+def _near(text: str, names: tuple[str, ...]) -> str:
+    near = did_you_mean(text, names)
+    return f" ({near})" if near.startswith("did") else ""
 
 
 def _spelling(code: object, source_names: tuple[str, ...] | None, aliases: Mapping[str, str]) -> str:
@@ -146,7 +154,7 @@ def _scores(raw: Raw, columns: Columns) -> tuple[bool, np.ndarray]:
         if (wrong & ~hidden).any():
             place = int(np.argmax(wrong & ~hidden))
             widen = "" if columns.score_range is None else " or widen score_range"
-            raise UserError(f"{raw.row(place)}: {columns.label} {numbers[place]:g} is {problem}; correct it, remove "
+            raise UserError(f"{raw.row(place)}: {columns.label} {numbers[place]:g} is {problem}; correct or remove "
                             f"the row{widen}")
     numbers = np.where(hidden, np.nan, numbers).astype(np.float32)
     return _all_hidden(raw, columns, hidden), numbers

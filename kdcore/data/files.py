@@ -6,6 +6,7 @@ Text files are UTF-8. A malformed line is an error that names it; nothing is gue
 import csv
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ import pyarrow.parquet as pq
 
 from kdcore.data.raw import Raw
 from kdcore.errors import UserError
-from kdcore.sources import inside
 
 ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
 
@@ -29,10 +29,11 @@ def read(study: Path, name: str, setting: str) -> Raw:
     Raises:
         UserError: outside `data/`, missing, of unknown ending, not UTF-8, malformed (with the line), or no rows.
     """
-    if Path(name).is_absolute() or not Path(name).parts or Path(name).parts[0] != "data":
+    parts = Path(os.path.normpath(name)).parts
+    if parts[0] != "data" or len(parts) < 2:
         raise UserError(f"{setting} = {name!r} is not inside the study's data/ folder; put the file there and write "
                         f"data/{Path(name).name}, so that DVC sees when it changes")
-    path = inside(study / "data", str(Path(*Path(name).parts[1:])))
+    path = study / Path(*parts)
     if path.suffix.lower() not in ENDINGS:
         raise UserError(f"{setting} = {name!r} ends in {path.suffix or 'nothing'!r}; expected one of "
                         f"{', '.join(ENDINGS)}")

@@ -6,6 +6,7 @@ the old rows after a file of the folder was replaced. Nothing is ever written ne
 
 import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -59,11 +60,28 @@ def _reason(source: str, config: str | None, place: str, is_local: bool, error: 
     innermost: BaseException = error
     while innermost.__cause__ is not None:
         innermost = innermost.__cause__
-    cause = " ".join(str(innermost).split()) or type(innermost).__name__
+    cause = " ".join(" ".join([*getattr(innermost, "__notes__", []), str(innermost)]).split())
+    cause = cause or type(innermost).__name__
     what = f"{source}{f' ({config})' if config else ''}"
     if is_local:
+        missing = _missing_files(Path(place), config)
+        cause = f"no file matches {', '.join(missing)}" if missing else cause
         return (f"cannot read {what} from {place}: {cause}; expected the hub's layout: Parquet, CSV or JSONL files and "
                 f"a README.md whose `configs:` name them (another configuration: FOLDER#config in {VARIABLE})")
     help_text = f"; {help_text}" if help_text else ""
     return (f"cannot load {what} from the hub: {cause}{help_text}; check the network, or say where a copy in the hub's "
             f"layout lies: {VARIABLE}={source}=FOLDER")
+
+
+def _missing_files(folder: Path, config: str | None) -> list[str]:
+    """Patterns of the configuration in README.md that match nothing; the library does not name them."""
+    from huggingface_hub import DatasetCard
+
+    readme = folder / "README.md"
+    if not readme.is_file():
+        return []
+    entries = [entry for entry in DatasetCard.load(readme).data.get("configs") or []
+               if config is None or entry.get("config_name") == config]
+    patterns = [split["path"] for entry in entries for split in entry.get("data_files", [])
+                if isinstance(split, dict) and isinstance(split.get("path"), str)]
+    return [pattern for pattern in patterns if not any(folder.glob(pattern))]

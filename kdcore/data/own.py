@@ -9,7 +9,7 @@ from kdcore.data import files
 from kdcore.data.checks import Columns, clean
 from kdcore.data.parts import Part
 from kdcore.data.prepared import Role
-from kdcore.data.specs import CLASS_METRICS, SCORE_METRICS, SPECS, built_in
+from kdcore.data.specs import CLASS_METRICS, SCORE_METRICS, SPECS, built_in, partners
 from kdcore.errors import UserError, did_you_mean
 
 NAME = re.compile(r"[A-Za-z0-9_][\w.-]*")
@@ -54,6 +54,7 @@ def _check_built_in(name: str, place: str, data: config.Data) -> None:
     if data.margin is not None and spec.margin is None:
         raise UserError(f"{place}.margin = {data.margin:g} is for movies, where it decides which ratings become "
                         f"classes; remove it")
+    partners(spec, data.ood_sets)
     check_metrics(place, data.metrics, spec.labels)
 
 
@@ -151,8 +152,9 @@ def _label_map(place: str, ood: config.OutOfDomain, names: tuple[str, ...] | Non
     complete = {label: ood.label_map.get(label, label) for label in names}
     for label, target in complete.items():
         if target not in own:
-            raise UserError(f"{place}: the dataset's label {label!r} becomes {target!r}, which this file does not "
-                            f"have; give it an entry in `label_map` ({did_you_mean(target, own)})")
+            meaning = "" if target == label else f" becomes {target!r}, which"
+            raise UserError(f"{place}: the dataset's label {label!r}{meaning} is none of this file's labels "
+                            f"{', '.join(own)}; say in `label_map` which of them it counts as")
     for target in own:
         if target not in complete.values():
             raise UserError(f"{place}: no label of the dataset becomes {target!r}, so its rows could never be right; "
