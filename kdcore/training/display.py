@@ -1,5 +1,6 @@
 """Progress for people: a bar on a terminal, a line per epoch elsewhere, so that log files stay readable."""
 
+import os
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -14,7 +15,8 @@ class Display:
 
     def __init__(self, title: str, console: Console | None = None) -> None:
         self.title = title
-        self.console = console or Console(stderr=True, soft_wrap=True, highlight=False)
+        first = os.environ.get("RANK", "0") == "0"  # the other processes of a distributed training keep quiet
+        self.console = console or Console(stderr=True, soft_wrap=True, highlight=False, quiet=not first)
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[values]}"),
             TimeRemainingColumn(), console=self.console, transient=True,

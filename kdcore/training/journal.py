@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,18 +21,24 @@ class Journal:
     """One training's file of JSON lines. A tracker that fails costs nothing but its own copy."""
 
     def __init__(self, path: Path, tracker: Tracker | None = None) -> None:
+        """Only the first process of a distributed training writes."""
         self.path = path
         self.tracker = tracker
         self.failures = 0
+        self._writes = os.environ.get("RANK", "0") == "0"
 
     def resume(self, step: int) -> None:
         """Begin the file, or drop the lines after `step`, which come again."""
+        if not self._writes:
+            return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         kept = [line for line in self._lines() if line["step"] <= step] if step else []
         self.path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record metrics; `step` counts over all phases."""
+        if not self._writes:
+            return
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step} | dict(metrics)) + "\n")
         if self.tracker is not None:

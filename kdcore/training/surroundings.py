@@ -20,7 +20,7 @@ class FeatureSource(Protocol):
     """What gives the teacher's features of a batch: `kdcore.teacher.Teacher`, stored, live or mixed."""
 
     def features(self, batch: dict[str, Any], keys: frozenset[FeatureKey]) -> Features:
-        """The features `keys` of the batch's rows, without gradients, on the device of its labels."""
+        """The features `keys` of a batch on the host, without gradients, on the student's device."""
 
 
 @dataclass

@@ -133,11 +133,10 @@ class DistillationTrainer(Trainer):
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         """Forward and backward of one micro-batch; returns its contribution to the step's mean loss."""
         model.train()
-        rows = inputs["ids"]  # stored features are looked up by ids on the host
-        inputs = self._prepare_inputs(inputs)
         progress = self.progress
-        teacher = self._teacher_features(inputs | {"ids": rows}, progress)
-        loss = model(inputs, teacher, progress)  # through the wrapper, which synchronises gradients
+        teacher = self._teacher_features(inputs, progress)
+        moved = self._prepare_inputs({name: inputs[name] for name in ("ids", "labels", self.around.tokens)})
+        loss = model(moved, teacher, progress)  # through the wrapper, which synchronises gradients
         total = loss.total
         self._sums.add(loss, total)
         # Data-parallel wrappers average gradients over the ranks; the step's loss is a sum over them.

@@ -1,0 +1,160 @@
+"""Stage `distill`: train one student per seed by one method, from stored or live features of the teacher.
+
+Students are plain transformers folders with a `training.json` beside the weights. Finished seeds and checkpoints
+wait in the study's scratch folder until all seeds are published at once, so an interrupted run loses no finished
+seed and goes on in the middle of the next. Seconds and memory go to the study's measurements, which are no out.
+"""
+
+import json
+import os
+import shutil
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from kdcore import config, methods, scratch
+from kdcore.data.prepared import Prepared
+from kdcore.errors import UserError
+from kdcore.export import export
+from kdcore.layout import Layout
+from kdcore.models.initialise import FROM_TEACHER, build_student
+from kdcore.models.loading import dims, load_tokenizer, weights_fingerprint
+from kdcore.objective import Dims, Phase, Setting
+from kdcore.teacher import Teacher, teacher_dims
+from kdcore.tracking import Run
+from kdcore.training.journal import Journal
+from kdcore.training.precision import resolve
+from kdcore.training.run import device, train
+
+CODE = ("training", "models", "objective.py", "features.py", "losses.py", "mapping.py", "projection.py", "teacher.py",
+        "store.py", "export.py", "data/batching.py", "data/tokens.py", "evaluation/metrics.py", "evaluation/predict.py",
+        "stages/distill.py")
+"""What decides what a student becomes, beside the method's own file: a checkpoint of other code is not resumed."""
+
+
+def run(study: config.Study, layout: Layout, dataset: str, method: str) -> None:
+    """Train all seeds of a method on a dataset and publish them.
+
+    Raises:
+        UserError: an earlier stage was not run, a setting does not fit, or training diverges.
+        BusyError: another process trains the same students.
+    """
+    work = Work(study, layout, dataset, method)
+    folder = layout.scratch / f"distill-{dataset}-{method}"
+    first = os.environ.get("RANK", "0") == "0"  # of a distributed training: the one that writes
+    with scratch.claim(folder) if first else nullcontext():
+        places = {f"seed-{seed}": work.train_once(seed, folder) for seed in study.study.seeds}
+        if first:
+            scratch.publish({name: place / "finished" for name, place in places.items()},
+                            layout.student(dataset, method), folder / "publishing")
+            work.write_measured(places)
+            shutil.rmtree(folder)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The students of one method on one dataset."""
+
+    study: config.Study
+    layout: Layout
+    dataset: str
+    method: str
+
+    @cached_property
+    def prepared(self) -> Prepared:
+        """The dataset; raises UserError when it is not there."""
+        return Prepared.load(self.layout.prepared(self.dataset))
+
+    @cached_property
+    def teacher_folder(self) -> Path:
+        """Where the teacher lies; raises UserError when it is not there."""
+        folder = self.layout.teacher(self.dataset)
+        if not folder.is_dir():
+            raise UserError(f"no teacher in {folder}; run `kdflow teacher {self.dataset}` first")
+        return folder
+
+    @cached_property
+    def method_config(self) -> config.MethodConfig:
+        """The method's hyper-parameters."""
+        return methods.configure(self.method, self.study.method(self.method))
+
+    @cached_property
+    def settings(self) -> config.Training:
+        """The students' training settings."""
+        return self.study.student_training(self.dataset)
+
+    def train_once(self, seed: int, folder: Path) -> Path:
+        """Train a seed unless it is finished; returns its place below `folder`."""
+        place = folder / scratch.key(f"seed-{seed}", self.identity(seed))
+        if os.environ.get("RANK", "0") == "0":
+            scratch.once(place, lambda out: self.train(seed, place, out))
+        elif not (place / "finished").exists():
+            self.train(seed, place, None)
+        return place
+
+    def identity(self, seed: int) -> dict[str, Any]:
+        """Everything that the student of a seed depends on, as JSON values."""
+        prepared, settings = self.prepared, self.settings
+        return {
+            "seed": seed, "training": settings.model_dump(exclude={"seed"}),
+            "precision": resolve(settings.precision, device()).name,
+            "method": {"name": self.method} | self.method_config.model_dump(mode="json"),
+            "student": self.study.pair.student.model_dump(mode="json"), "prepared": prepared.fingerprint,
+            "teacher": weights_fingerprint(self.teacher_folder),
+            "features": self.study.features.model_dump(mode="json"),
+            "code": scratch.hash_code(*CODE, f"methods/{self.method}.py"), "libraries": scratch.library_versions()}
+
+    def train(self, seed: int, place: Path, out: Path | None) -> None:
+        """Train a seed with checkpoints in `place`, and export it to `out` if given."""
+        info, settings, pair = self.prepared.info, self.settings, self.study.pair
+        student, init = build_student(pair.student, self.teacher_folder, info.labels, seed)
+        phases = self.phases(dims(student), seed)
+        identity = self.identity(seed)
+        title = f"{self.dataset} {self.method} seed {seed}"
+        journal = self.layout.logs / f"distill@{self.dataset}-{self.method}-seed-{seed}.jsonl"
+        with Run.start("distill", self.layout, self.dataset, self.method, seed,
+                       {name: identity[name] for name in ("training", "precision", "method", "student")}) as tracked:
+            result = train(student, phases, self.prepared, settings, seed, place / "checkpoints",
+                           Journal(journal, tracked), title, self.teacher(phases))
+            if out is None:
+                return
+            record = result.record | {"init": init, "dataset": self.dataset, "teacher": identity["teacher"],
+                                      "method": identity["method"]}
+            own = pair.student.source != FROM_TEACHER
+            tokenizer = (load_tokenizer(pair.student.source, pair.student.revision) if own
+                         else load_tokenizer(str(self.teacher_folder.absolute())))
+            export(result.student, tokenizer, record, out)
+            tracked.artifact(journal)
+            measured = result.measured | ({"mlflow_run": tracked.id} if tracked.id else {})
+        (place / "measured.json").write_text(json.dumps(measured), encoding="utf-8")
+        shutil.rmtree(place / "checkpoints", ignore_errors=True)
+
+    def phases(self, student: Dims, seed: int) -> tuple[Phase, ...]:
+        """The method's phases with new objectives."""
+        info = self.prepared.info
+        setting = Setting(teacher_dims(self.teacher_folder), student, info.classes, info.regression,
+                          info.splits[info.train].rows, self.settings.batch_size, seed)
+        return methods.load(self.method).phases(self.method_config, setting)
+
+    def teacher(self, phases: tuple[Phase, ...]) -> Teacher | None:
+        """The teacher that the phases read; None when they read none."""
+        needs = frozenset().union(*(phase.objective.needs.teacher for phase in phases))
+        if not needs:
+            return None
+        return Teacher.open(self.prepared, self.teacher_folder, self.layout.features(self.dataset),
+                            self.study.features, needs, device())
+
+    def write_measured(self, places: dict[str, Path]) -> None:
+        """Join the seeds' measurements with the teacher's training time."""
+        content = {name: json.loads((place / "measured.json").read_text(encoding="utf-8"))
+                   for name, place in places.items()}
+        path = self.layout.measured / f"teacher@{self.dataset}.json"
+        teacher = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if seconds := teacher.get("teacher", {}).get("train_seconds"):
+            for measured in content.values():
+                measured["train_seconds_by_teachers"] = measured["train_seconds"] / seconds
+        self.layout.measured.mkdir(parents=True, exist_ok=True)
+        (self.layout.measured / f"distill@{self.dataset}-{self.method}.json").write_text(
+            json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
