@@ -1,0 +1,140 @@
+"""A study with the shape of a real one whose stages sleep and copy: for tests of everything around the stages.
+
+A stage prints a line, waits, fails if it was told to, and writes its out: the text of its inputs and its name.
+How it behaves stands in `behaviour.json`, which no stage depends on. Each start is noted in `starts.txt`, which is
+no out, so that tests can count what really ran.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from kdcore.layout import ROOT
+
+WORK = """\
+import json, os, pathlib, sys, time
+name, out, *inputs = sys.argv[1:]
+seconds, fail = json.load(open("behaviour.json"))
+with open("starts.txt", "a") as starts:
+    starts.write(f"{name} {os.getpid()} {os.environ.get('OMP_NUM_THREADS')} {os.environ.get('CUDA_VISIBLE_DEVICES')}\\n")
+print(f"{name} begins", flush=True)
+deadline = time.monotonic() + seconds
+while time.monotonic() < deadline:
+    time.sleep(0.02)
+if name in fail:
+    print(f"kdflow: {name} was told to fail", file=sys.stderr)
+    sys.exit(2)
+text = "".join(sorted(p.read_text() for i in inputs for p in pathlib.Path(i).rglob("*.txt")))
+folder = pathlib.Path(out)
+folder.mkdir(parents=True, exist_ok=True)
+(folder / "out.txt").write_text(text[-200:] + name + "\\n")
+"""
+
+DVC = """\
+stages:
+  prepare:
+    matrix: &dataset
+      dataset: ${study.datasets}
+    cmd: python work.py prepare@${item.dataset} artifacts/prepared/${item.dataset} data
+    params: ["datasets.${item.dataset}.data"]
+    deps: [data]
+    outs: ["artifacts/prepared/${item.dataset}"]
+  teacher:
+    matrix: *dataset
+    cmd: python work.py teacher@${item.dataset} artifacts/teacher/${item.dataset}
+      artifacts/prepared/${item.dataset}
+    params: ["datasets.${item.dataset}.teacher"]
+    deps: ["artifacts/prepared/${item.dataset}"]
+    outs: ["artifacts/teacher/${item.dataset}"]
+  features:
+    matrix: *dataset
+    cmd: python work.py features@${item.dataset} artifacts/features/${item.dataset}
+      artifacts/teacher/${item.dataset}
+    deps: ["artifacts/teacher/${item.dataset}"]
+    outs: ["artifacts/features/${item.dataset}"]
+  distill:
+    matrix: &both
+      dataset: ${study.datasets}
+      method: ${study.methods}
+    cmd: python work.py distill@${item.dataset}-${item.method}
+      artifacts/student/${item.dataset}/${item.method} artifacts/features/${item.dataset}
+    params: ["methods.${item.method}"]
+    deps: ["artifacts/features/${item.dataset}"]
+    outs: ["artifacts/student/${item.dataset}/${item.method}"]
+  evaluate-teacher:
+    matrix: *dataset
+    cmd: python work.py evaluate-teacher@${item.dataset}
+      artifacts/evaluation/${item.dataset}/teacher artifacts/teacher/${item.dataset}
+    deps: ["artifacts/teacher/${item.dataset}"]
+    outs: ["artifacts/evaluation/${item.dataset}/teacher"]
+  evaluate:
+    matrix: *both
+    cmd: python work.py evaluate@${item.dataset}-${item.method}
+      artifacts/evaluation/${item.dataset}/${item.method} artifacts/student/${item.dataset}/${item.method}
+    deps: ["artifacts/student/${item.dataset}/${item.method}"]
+    outs: ["artifacts/evaluation/${item.dataset}/${item.method}"]
+  report:
+    cmd: python work.py report results/report artifacts/evaluation
+    deps: [artifacts/evaluation]
+    outs: [results/report]
+"""
+
+
+class Toy:
+    """A toy study in a folder of its own, outside git, with its own DVC cache."""
+
+    def __init__(self, folder: Path, datasets: tuple[str, ...] = ("a", "b"),
+                 methods: tuple[str, ...] = ("finetune", "vanilla_kd")) -> None:
+        self.folder = folder
+        (folder / "data").mkdir(parents=True)
+        (folder / "data" / "raw.txt").write_text("raw\n")
+        (folder / "work.py").write_text(WORK)
+        (folder / "dvc.yaml").write_text(DVC)
+        (folder / ".dvc").mkdir()
+        (folder / ".dvc" / "config").write_text("[core]\n    analytics = false\n    no_scm = true\n"
+                                                "    check_update = false\n")
+        self.params: dict[str, Any] = {
+            "code": os.path.relpath(ROOT, folder),
+            "study": {"datasets": list(datasets), "methods": list(methods), "seeds": [1]},
+            "pair": {"teacher": {"source": "none"}},
+            "training": {"teacher": {}, "student": {}},
+            "datasets": {name: {"data": {}, "teacher": {}, "student": {}} for name in datasets},
+            "methods": {name: {} for name in methods},
+            "features": {}, "gate": {}, "evaluation": {},
+        }
+        self.write()
+        self.behave()
+
+    def behave(self, seconds: float = 0.0, fail: tuple[str, ...] = ()) -> None:
+        """Set how long stages take from now on, and which fail."""
+        (self.folder / "behaviour.json").write_text(json.dumps([seconds, fail]))
+
+    def write(self) -> None:
+        """Write the parameters down."""
+        with (self.folder / "params.yaml").open("w") as file:
+            YAML(typ="safe").dump(self.params, file)
+
+    def dvc(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """Run a DVC command in the study, as a user would."""
+        env = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+        return subprocess.run([sys.executable, "-m", "dvc", *arguments], cwd=self.folder, env=env, text=True,
+                              capture_output=True, check=False)
+
+    def starts(self) -> Counter[str]:
+        """How often each stage's command was started."""
+        return Counter(line[0] for line in self.start_lines())
+
+    def start_lines(self) -> list[list[str]]:
+        """Stage, process, OMP_NUM_THREADS and CUDA_VISIBLE_DEVICES of each start."""
+        path = self.folder / "starts.txt"
+        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+    def forget_starts(self) -> None:
+        """Count from zero again."""
+        (self.folder / "starts.txt").unlink(missing_ok=True)
