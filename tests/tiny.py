@@ -1,4 +1,4 @@
-"""Tiny random models of the six families with tokenizers built on the spot: nothing is downloaded.
+"""Tiny random models of the six families with tokenizers and prepared data built on the spot: nothing is fetched.
 
 The tokenizers know every lower-case letter, digit and some punctuation, so that any text can be cut into
 known pieces, and a few whole words, so that pieces differ in length.
@@ -6,6 +6,9 @@ known pieces, and a few whole words, so that pieces differ in length.
 
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import (
@@ -20,6 +23,10 @@ from transformers import (
     RobertaConfig,
     XLMRobertaConfig,
 )
+
+from kdcore.data.prepared import INFO_FILE, Prepared, PreparedInfo, SplitInfo, split_file, token_file
+from kdcore.data.tokenise import tokenise
+from kdcore.models.loading import tokenizer_fingerprint
 
 SENTIMENT = ("negative", "positive")
 FAMILIES = ("bert", "distilbert", "roberta", "mpnet", "xlm-roberta", "electra")
@@ -123,3 +130,27 @@ def tiny_texts(rows: int, seed: int = 0, longest: int = 20) -> list[str]:
 def tiny_inputs(family: str, rows: int = 4, seed: int = 0, longest: int = 20) -> dict[str, torch.Tensor]:
     """A padded batch of random sentences with every input that the family's tokenizer makes."""
     return dict(tiny_tokenizer(family)(tiny_texts(rows, seed, longest), padding=True, return_tensors="pt"))
+
+
+def tiny_prepared(folder: Path, teacher: str = "bert", student: str | None = None, rows: int = 40,
+                  labels: tuple[str, ...] | None = SENTIMENT, max_length: int = 24, seed: int = 0) -> Prepared:
+    """Write a prepared dataset of random sentences with the splits train and validation; `student` None shares
+    the teacher's tokenizer."""
+    tokenizers = {"teacher": tiny_tokenizer(teacher), "student": tiny_tokenizer(student or teacher)}
+    prints = {which: tokenizer_fingerprint(tokenizer) for which, tokenizer in tokenizers.items()}
+    splits = {}
+    for name, role, count, offset in (("train", "train", rows, 0), ("validation", "select", rows // 2 + 1, 1)):
+        ids = np.arange(count)
+        label = pa.array(ids % len(labels)) if labels else pa.array(ids / count, pa.float32())
+        table = pa.table({"id": ids, "text": tiny_texts(count, 2 * seed + offset), "label": label})
+        splits[name] = SplitInfo(name, role, count, "random", labels, max_length=max_length)
+        folder.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, split_file(folder, name))
+        for which, tokenizer in tokenizers.items():
+            path = token_file(folder, prints[which], name)
+            path.parent.mkdir(exist_ok=True)
+            tokenise(table, tokenizer, max_length, lambda rows: None).save(path)
+    info = PreparedInfo(folder.name, labels, None if labels else (0.0, 1.0), ("accuracy",) if labels else ("pearson",),
+                        False, max_length, splits, prints)
+    (folder / INFO_FILE).write_text(info.to_json(), encoding="utf-8")
+    return Prepared.load(folder)

@@ -122,19 +122,10 @@ def load_described(source: str, revision: str | None, labels: tuple[str, ...] | 
     """As `load_classifier`, with a few words on where pooler and head come from, for the record."""
     folder = _folder(source, revision, _MODEL_FILES)
     config = _read_config(folder, source)
-    _check_weights(folder, source)
     keep_head = has_classes(config, labels)
     order = align(names_of(config), labels, source) if keep_head else ()
     name_outputs(config, labels)
-    try:
-        with quiet(), torch.random.fork_rng():
-            model, found = AutoModelForSequenceClassification.from_pretrained(
-                folder, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=False,
-                ignore_mismatched_sizes=True, output_loading_info=True)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise UserError(f"the weights of {source} cannot be read: {_first_line(error)}") from None
-    _check_encoder(model, found, source)
-    missing = set(found["missing_keys"]) | {key for key, *_ in found["mismatched_keys"]}
+    model, missing = _read_weights(folder, config, source)
     keep_head = keep_head and not any(_is_head(model, key) for key in missing)
     if keep_head:
         _reorder_outputs(model, order)
@@ -146,15 +137,49 @@ def load_described(source: str, revision: str | None, labels: tuple[str, ...] | 
     return model.eval(), f"new {' and '.join(new)} (seed {seed})" if new else "its head"
 
 
+def load_finetuned(folder: Path, labels: tuple[str, ...] | None) -> PreTrainedModel:
+    """A fine-tuned classifier for use as it is, in float32 and eval mode, its columns in the dataset's order.
+
+    Raises:
+        UserError: class names differ, or anything of the model is missing.
+    """
+    source = str(folder)
+    config = _read_config(folder, source)
+    order = align(names_of(config), labels, source)
+    name_outputs(config, labels)
+    model, missing = _read_weights(folder, config, source)
+    if missing:
+        raise UserError(f"{source} is not fine-tuned: its weights lack {min(missing)}; use the folder of a trained "
+                        "sequence classifier")
+    _reorder_outputs(model, order)
+    return model.eval()
+
+
+def weights_fingerprint(folder: Path) -> str:
+    """Sixteen hex digits of the configuration and weights of a local model folder.
+
+    Raises:
+        UserError: the folder holds no config.json or no safetensors.
+    """
+    _read_config(folder, str(folder))
+    _check_weights(folder, str(folder))
+    digest = hashlib.sha256()
+    for path in (folder / "config.json", *sorted(folder.glob("*.safetensors"))):
+        digest.update(path.name.encode() + b"\0")
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:16]
+
+
 def has_classes(config: PretrainedConfig, labels: tuple[str, ...] | None) -> bool:
     """True when a checkpoint is a sequence classifier with the dataset's class names, in any order."""
     is_classifier = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
     return is_classifier and same_names(names_of(config), output_names(labels))
 
 
-def dims(model: PreTrainedModel) -> Dims:
-    """The sizes of a model that objectives may depend on."""
-    config = model.config
+def dims(model: PreTrainedModel | PretrainedConfig) -> Dims:
+    """The sizes of a model that objectives may depend on; the configuration alone tells them."""
+    config = model.config if isinstance(model, PreTrainedModel) else model
     return Dims(layers=config.num_hidden_layers, width=config.hidden_size, heads=config.num_attention_heads,
                 vocabulary=config.vocab_size)
 
@@ -226,6 +251,20 @@ def _read_config(folder: Path, source: str) -> PretrainedConfig:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # the configuration classes raise errors of several libraries for wrong values
         raise UserError(f"config.json of {source} cannot be used: {_first_line(error)}") from None
+
+
+def _read_weights(folder: Path, config: PretrainedConfig, source: str) -> tuple[PreTrainedModel, set[str]]:
+    """The model with what the checkpoint has, and the names of what it lacks: head and pooler at most."""
+    _check_weights(folder, source)
+    try:
+        with quiet(), torch.random.fork_rng():
+            model, found = AutoModelForSequenceClassification.from_pretrained(
+                folder, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=False,
+                ignore_mismatched_sizes=True, output_loading_info=True)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"the weights of {source} cannot be read: {_first_line(error)}") from None
+    _check_encoder(model, found, source)
+    return model, set(found["missing_keys"]) | {key for key, *_ in found["mismatched_keys"]}
 
 
 def _check_weights(folder: Path, source: str) -> None:
