@@ -2,8 +2,6 @@
 
 from kdcore.candidate import Candidate
 
-FOLDER = "student"
-"""The folder of a registered model that holds the plain transformers model."""
 EXAMPLE = ("A charming film with a clever plot.", "The plot is clever.")
 
 
@@ -38,7 +36,7 @@ model = mlflow.pyfunc.load_model("models:/{name}@champion")
 model.predict(pd.DataFrame([{_record(info.is_pair)}]))
 ```
 
-The folder `artifacts/{FOLDER}` of a version is a plain transformers model: it loads with
+The folder `artifacts/seed-N` of a version is a plain transformers model: it loads with
 `AutoModelForSequenceClassification.from_pretrained` and needs neither MLflow nor kdflow.
 
 `champion` is the released version. `challenger` is the newest one; it takes over when it passes the gates: better on

@@ -154,7 +154,7 @@ def _aliases_of(client: "MlflowClient", name: str) -> dict[str, str]:
 
 
 def _evidence(client: "MlflowClient", name: str, version: str) -> Evidence:
-    run = client.get_model_version(name, version).run_id
+    run = client.get_model_version(name, version).run_id or ""
     with TemporaryDirectory() as folder:
         place = Path(client.download_artifacts(run, "evaluation", folder))
         info = PreparedInfo.from_json((place / INFO_FILE).read_text(encoding="utf-8"))

@@ -136,11 +136,9 @@ def _log(client: "MlflowClient", candidate: Candidate) -> tuple[str, str]:
     example = pd.DataFrame({column: [text] for column, text in zip(columns, model_card.EXAMPLE, strict=False)})
     try:
         _log_facts(client, run, candidate)
-        with mlflow.start_run(run_id=run, log_system_metrics=False), quiet(), tempfile.TemporaryDirectory() as place:
-            link = Path(place, model_card.FOLDER)  # MLflow keeps the folder's name
-            link.symlink_to(candidate.folder.resolve())
+        with mlflow.start_run(run_id=run, log_system_metrics=False), quiet():
             logged = mlflow.pyfunc.log_model(
-                name="student", python_model=str(SERVED_CODE), artifacts={"student": str(link)},
+                name="student", python_model=str(SERVED_CODE), artifacts={"student": str(candidate.folder.resolve())},
                 model_config={"max_length": candidate.info.max_length, "pair": candidate.info.is_pair},
                 signature=signature(candidate), input_example=example, pip_requirements=requirements(),
                 tags=_tags(candidate), params=flatten(candidate.settings))

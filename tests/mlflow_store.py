@@ -35,7 +35,8 @@ class Store:
         return client.search_runs(everything, order_by=["attributes.start_time ASC"])
 
     def environment(self) -> dict[str, str]:
-        return os.environ | {"KDFLOW_ROOT": str(self.root), "KDFLOW_TRACKING": "on"}
+        return os.environ | {"KDFLOW_ROOT": str(self.root), "KDFLOW_TRACKING": "on",
+                             "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
 
     def process(self, code: str, *arguments: str, **more: Any) -> subprocess.Popen[str]:
         """A Python process of its own on this store; its current folder is the study."""

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,6 +78,11 @@ def lock(layout: Layout) -> None:
     prepared = hash_folder(layout.prepared("toy"))
     stages["prepare@toy"] = {"outs": [{"path": "artifacts/prepared/toy", "md5": prepared}]}
     stages["teacher@toy"] = {"outs": [{"path": "artifacts/teacher/toy", "md5": "feed.dir"}]}
+    write_lock(layout, stages)
+
+
+def write_lock(layout: Layout, stages: Mapping[str, object]) -> None:
+    """Write a dvc.lock of these stages."""
     with (layout.study / "dvc.lock").open("w") as file:
         YAML(typ="safe").dump({"schema": "2.0", "stages": stages}, file)
 

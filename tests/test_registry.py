@@ -1,0 +1,383 @@
+"""Registered models: named columns, probabilities by class, lineage, aliases, gates."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import mlflow
+import pandas as pd
+import pytest
+import torch
+from rich.console import Console
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from kdcore import candidate, catalogue, promotion, registry, tracking_store
+from kdcore.errors import UserError
+from kdcore.lineage import hash_folder, read_lock, revision
+from kdcore.stages import register as stage
+from tests import trained_study as toy
+from tests.mlflow_store import Store
+from tests.tiny import tiny_texts
+
+pytest_plugins = ("tests.mlflow_store",)
+NAME = "kdflow-tiny-toy"
+DVC = Path(sys.executable).with_name("dvc")
+
+
+def register(store: Store, seed: int = 1, method: str = "rail_kd_l") -> registry.Registered:
+    return registry.register(toy.settings(), store.layout, "toy", method, seed)
+
+
+def load(store: Store, uri: str) -> "mlflow.pyfunc.PyFuncModel":
+    with registry._fluent():
+        return mlflow.pyfunc.load_model(uri)
+
+
+def direct(folder: Path, *texts: list[str]) -> torch.Tensor:
+    """Probabilities by transformers alone, one example at a time."""
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = []
+    for row in zip(*texts, strict=True):
+        inputs = tokenizer(*row, return_tensors="pt", truncation=True, max_length=32)
+        with torch.no_grad():
+            rows.append(torch.softmax(model(**inputs).logits[0].double(), dim=0))
+    return torch.stack(rows)
+
+
+def test_a_registered_pair_model_says_all_that_one_needs(store: Store) -> None:
+    toy.write_study(store.layout)
+    commit = toy.under_git(store.study)
+    registered = register(store)
+    assert registered == registry.Registered(NAME, "1", ("champion",), True)
+    assert registered.uri == f"models:/{NAME}@champion"
+    client = tracking_store.connect()
+    version = client.get_model_version_by_alias(NAME, "champion")
+    student = store.layout.student("toy", "rail_kd_l")
+    expected = {"kdflow.study": "tiny", "kdflow.dataset": "toy", "kdflow.method": "rail_kd_l", "kdflow.seed": "1",
+                "kdflow.revision": commit, "kdflow.stage": "distill@toy-rail_kd_l",
+                "kdflow.checkpoint": hash_folder(student / "seed-1"), "dvc.student": hash_folder(student),
+                "dvc.prepared": hash_folder(store.layout.prepared("toy")), "dvc.teacher": "feed.dir",
+                "metric.validation.accuracy": "0.8", "metric.elsewhere.accuracy": "0.7"}
+    assert expected.items() <= version.tags.items()
+    assert int(version.tags["kdflow.parameters"]) == sum(
+        p.numel() for p in AutoModelForSequenceClassification.from_pretrained(student / "seed-1").parameters())
+    run = client.get_run(version.run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics["validation.accuracy"] == 0.8
+    assert run.data.metrics["latency.batch_1.p50_ms"] == 3.2
+    assert run.data.params["method.width"] == "8"
+    assert run.data.params["training.epochs"] == "5.0", "the dataset's own setting"
+    assert run.inputs.dataset_inputs[0].dataset.digest + ".dir" == hash_folder(store.layout.prepared("toy"))
+    with registry._fluent():
+        info = mlflow.models.get_model_info(registered.uri)
+    assert info.signature.inputs.input_names() == ["text", "text_pair"]
+    assert info.signature.outputs.input_names() == ["label", "probability:not_entailment", "probability:entailment"]
+    assert "+" not in "".join(registry.requirements())
+    page = client.get_registered_model(NAME).description
+    assert f"mlflow models serve -m models:/{NAME}@champion" in page
+    assert "`text` and `text_pair`" in page
+    assert "| elsewhere | out of domain; first 200 rows | accuracy | 0.7000 | 0.9000 |" in version.description
+    assert f"git checkout {commit}" in version.description
+    assert "dvc repro distill@toy-rail_kd_l" in version.description
+
+
+def test_the_loaded_model_gives_the_probabilities_of_the_raw_logits(store: Store) -> None:
+    toy.write_study(store.layout)
+    model = load(store, register(store).uri)
+    texts, pairs = tiny_texts(40, seed=1), tiny_texts(40, seed=2)
+    answer = model.predict(pd.DataFrame({"text_pair": pairs, "text": texts}))
+    wanted = direct(store.layout.student("toy", "rail_kd_l") / "seed-1", texts, pairs)
+    for place, label in enumerate(toy.LABELS):
+        assert torch.tensor(answer[f"probability:{label}"].to_list()).sub(wanted[:, place]).abs().max() < 1e-6
+    assert answer["label"].to_list() == [toy.LABELS[i] for i in wanted.argmax(dim=1)]
+    swapped = model.predict(pd.DataFrame({"text": pairs, "text_pair": texts}))
+    assert (swapped["probability:entailment"] - answer["probability:entailment"]).abs().max() > 1e-3
+
+
+def test_a_pair_model_refuses_half_a_pair(store: Store) -> None:
+    toy.write_study(store.layout)
+    model = load(store, register(store).uri)
+    with pytest.raises(mlflow.MlflowException, match=r"missing inputs .'text_pair'"):
+        model.predict(pd.DataFrame({"text": ["a film"]}))
+    with pytest.raises(mlflow.MlflowException, match=r"`text_pair` of row 1 is (NoneType|float), expected text"):
+        model.predict(pd.DataFrame({"text": ["a film", "a plot"], "text_pair": ["good", None]}))
+
+
+@pytest.mark.parametrize("family", ["roberta", "distilbert"])
+def test_a_model_of_single_texts_takes_one_column(store: Store, family: str) -> None:
+    toy.write_study(store.layout, pair=False, labels=("bad", "so so", "good"), family=family)
+    registered = register(store)
+    model = load(store, registered.uri)
+    assert model.metadata.signature.inputs.input_names() == ["text"]
+    texts = [*tiny_texts(5), "the film " * 100]
+    answer = model.predict(pd.DataFrame({"text": texts}))
+    wanted = direct(store.layout.student("toy", "rail_kd_l") / "seed-1", texts)
+    found = torch.tensor(answer[[f"probability:{name}" for name in ("bad", "so so", "good")]].to_numpy())
+    assert (found - wanted).abs().max() < 1e-6
+
+
+def test_a_regression_gives_a_score(store: Store) -> None:
+    toy.write_study(store.layout, pair=False, labels=None)
+    answer = load(store, register(store).uri).predict(pd.DataFrame({"text": ["a good film", "a bad film"]}))
+    assert answer.columns.to_list() == ["score"]
+    assert len(answer) == 2
+    assert "from 0 to 5" in tracking_store.connect().get_registered_model(NAME).description
+
+
+@pytest.mark.slow
+def test_the_served_code_needs_nothing_of_ours(store: Store, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Copied out of the store, into a process that cannot import kdcore."""
+    toy.write_study(store.layout)
+    registered = register(store)
+    place = tmp_path_factory.mktemp("elsewhere")
+    with registry._fluent():
+        mlflow.artifacts.download_artifacts(registered.uri, dst_path=str(place))
+    shutil.rmtree(store.study)
+    code = ("import sys; sys.modules['kdcore'] = None\nimport mlflow, pandas as pd\n"
+            "print(mlflow.pyfunc.load_model('.').predict(pd.DataFrame({'text': ['a'], 'text_pair': ['b']})).columns)")
+    done = subprocess.run([sys.executable, "-c", code], cwd=place, capture_output=True, text=True, check=False)
+    assert "probability:entailment" in done.stdout, done.stderr
+
+
+def test_the_same_bytes_are_registered_once(store: Store) -> None:
+    toy.write_study(store.layout)
+    first = register(store)
+    toy.write_study(store.layout, quality={"validation": 0.75, "elsewhere": 0.7})
+    again = register(store)
+    assert (again.version, again.new) == (first.version, False)
+    client = tracking_store.connect()
+    assert len(client.search_model_versions(f"name = '{NAME}'")) == 1
+    assert client.get_model_version(NAME, "1").tags["metric.validation.accuracy"] == "0.75", "newer scores are taken"
+
+
+@pytest.mark.slow
+def test_registrations_at_once_make_one_version(store: Store) -> None:
+    toy.write_study(store.layout)
+    code = ("from pathlib import Path\nfrom kdcore.layout import Layout\nfrom kdcore import registry\n"
+            "from tests import trained_study as toy\n"
+            "print(registry.register(toy.settings(), Layout(Path('.').resolve()), 'toy', 'rail_kd_l', 1).version)")
+    processes = [store.process(code) for _ in range(3)]
+    results = [process.communicate(timeout=120) for process in processes]
+    assert [out.strip().splitlines()[-1:] for out, _ in results] == [["1"]] * 3, results
+    assert [entry.aliases for entry in catalogue.entries(NAME)] == [("champion",)]
+
+
+def test_later_versions_are_challengers(store: Store) -> None:
+    toy.write_study(store.layout, models={1: 11, 2: 12, 3: 13})
+    assert register(store, 1).aliases == ("champion",)
+    assert register(store, 2).aliases == ("challenger",)
+    assert register(store, 3).aliases == ("challenger",)
+    assert register(store, 2).aliases == (), "an older version does not take the alias back"
+    assert register(store, 1).aliases == ("champion",)
+
+
+def test_the_list_shows_aliases_scores_and_lineage(store: Store) -> None:
+    """A search for versions alone returns no aliases."""
+    toy.write_study(store.layout)
+    commit = toy.under_git(store.study)
+    (store.study / "params.yaml").write_text("changed: since\n")
+    register(store, 1)
+    register(store, 2)
+    found = catalogue.entries()
+    assert [(entry.version, entry.aliases) for entry in found] == [("2", ("challenger",)), ("1", ("champion",))]
+    console = Console(width=200, record=True)
+    console.print(catalogue.table(found))
+    text = console.export_text()
+    for word in (NAME, "champion", "challenger", "rail_kd_l", "validation accuracy 0.820", "elsewhere accuracy 0.700",
+                 f"{commit[:8]}-dirty", found[0].checkpoint[:8]):
+        assert word in text, word
+    assert json.loads(catalogue.as_json(found))[1]["aliases"] == ["champion"]
+    assert catalogue.one(NAME).version == "1"
+    assert catalogue.one(f"models:/{NAME}@challenger").version == "2"
+    assert catalogue.one(f"{NAME}/2").version == "2"
+    with pytest.raises(UserError, match="no alias 'champoin'; did you mean 'champion'"):
+        catalogue.one(f"{NAME}@champoin")
+    with pytest.raises(UserError, match="no registered model 'kdflow-tiny-toi'; did you mean 'kdflow-tiny-toy'"):
+        catalogue.one("kdflow-tiny-toi")
+
+
+def test_an_empty_registry_is_told(store: Store) -> None:
+    assert catalogue.entries() == []
+    with pytest.raises(UserError, match="nothing is registered yet"):
+        catalogue.one("anything")
+
+
+def test_the_best_student_has_the_best_mean_then_the_best_seed(store: Store) -> None:
+    toy.write_study(store.layout, method="rail_kd_l", quality={"validation": 0.8, "elsewhere": 0.2})
+    with pytest.raises(UserError, match="finetune on toy has no scores of seed 1, 2"):
+        candidate.best(toy.settings(), store.layout, "toy")
+    toy.write_study(store.layout, method="finetune", quality={"validation": 0.7, "elsewhere": 0.9})
+    method, seed, reason = candidate.best(toy.settings(), store.layout, "toy")
+    assert (method, seed) == ("rail_kd_l", 2)
+    assert "accuracy over 2 seed(s) on validation (0.8100), seed 2 is its best (0.8200)" in reason
+
+
+REFUSALS = {
+    "unknown dataset": "dataset 'tyo' is not declared in params.yaml; did you mean 'toy'",
+    "unknown method": "holds no student; did you mean 'rail_kd_l'",
+    "unknown seed": "has no student of seed 7; known: 1, 2",
+    "never evaluated": "dvc.lock does not know artifacts/evaluation/toy/rail_kd_l",
+    "changed by hand": "student/toy/rail_kd_l is not what dvc.lock records",
+    "scores changed by hand": "evaluation/toy/rail_kd_l is not what dvc.lock records",
+    "scores of an earlier student": "belongs to an earlier student; run `dvc repro evaluate@toy-rail_kd_l`",
+    "other classes": "calls its classes no, yes, the dataset not_entailment, entailment",
+    "damaged lock": "dvc.lock is damaged .* restore it",
+    "not under DVC": "dvc.lock does not know artifacts/student/toy/rail_kd_l",
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_what_cannot_be_traced_is_refused_in_one_line(store: Store, case: str) -> None:
+    toy.write_study(store.layout)
+    dataset, method, seed = "toy", "rail_kd_l", 1
+    student, evaluation = store.layout.student("toy", "rail_kd_l"), store.layout.evaluation("toy", "rail_kd_l")
+    lock = store.study / "dvc.lock"
+    match case:
+        case "unknown dataset":
+            dataset = "tyo"
+        case "unknown method":
+            method = "rail_kd"
+        case "unknown seed":
+            seed = 7
+        case "never evaluated":
+            toy.write_lock(store.layout, {name: recorded for name, recorded in read_lock(store.study).items()
+                                          if name != "evaluate@toy-rail_kd_l"})
+        case "changed by hand":
+            (student / "seed-1" / "model.safetensors").write_bytes(b"better")
+        case "scores changed by hand":
+            path = evaluation / "metrics.json"
+            path.write_text(path.read_text().replace("0.8,", "0.99,"))
+        case "scores of an earlier student":
+            (student / "seed-1" / "training.json").write_text('{"again": 1}')
+            stages = read_lock(store.study)
+            stages["distill@toy-rail_kd_l"]["outs"][0]["md5"] = hash_folder(student)
+            toy.write_lock(store.layout, stages)
+        case "other classes":
+            path = student / "seed-1" / "config.json"
+            path.write_text(path.read_text().replace("not_entailment", "no").replace("entailment", "yes"))
+        case "damaged lock":
+            lock.write_text("")
+        case "not under DVC":
+            lock.unlink()
+    with pytest.raises(UserError, match=REFUSALS[case]) as error:
+        registry.register(toy.settings(), store.layout, dataset, method, seed)
+    assert "\n" not in str(error.value)
+    assert store.runs() == []
+
+
+def promoted(store: Store, **challenger: object) -> dict[str, promotion.Gate]:
+    """Register a champion, then a challenger with other weights; ask for its promotion."""
+    toy.write_study(store.layout)
+    register(store, 1)
+    toy.write_study(store.layout, models={1: 21, 2: 22}, **challenger)  # type: ignore[arg-type]
+    register(store, 1)
+    _, gates = promotion.promote(NAME)
+    return {gate.name: gate for gate in gates}
+
+
+def champion() -> str:
+    return str(tracking_store.connect().get_model_version_by_alias(NAME, "champion").version)
+
+
+def test_a_clearly_better_challenger_becomes_champion(store: Store) -> None:
+    gates = promoted(store, quality={"validation": 0.9, "elsewhere": 0.7})
+    assert all(gate.passed for gate in gates.values()), gates
+    assert "+10.00 points" in gates["better on validation"].reason
+    assert champion() == "2"
+    assert {entry.version: entry.aliases for entry in catalogue.entries()} == {"2": ("champion",), "1": ()}
+    with pytest.raises(UserError, match=r"version 2 of .* already is the champion"):
+        promotion.promote(NAME, "2")
+    with pytest.raises(UserError, match="has no challenger"):
+        promotion.promote(NAME)
+
+
+@pytest.mark.parametrize(("gate", "challenger"), [
+    ("better on validation", {"quality": {"validation": 0.805, "elsewhere": 0.9}}),
+    ("not worse on elsewhere", {"quality": {"validation": 0.95, "elsewhere": 0.5}}),
+    ("latency", {"quality": {"validation": 0.95, "elsewhere": 0.7}, "latency": False}),
+])
+def test_each_gate_refuses_alone(store: Store, gate: str, challenger: dict[str, object]) -> None:
+    if gate == "latency":
+        toy.write_study(store.layout)
+        register(store, 1)
+        shutil.rmtree(store.layout.measured)
+        toy.write_study(store.layout, models={1: 21, 2: 22}, **challenger)  # type: ignore[arg-type]
+        register(store, 1)
+        gates = {found.name: found for found in promotion.promote(NAME)[1]}
+    else:
+        gates = promoted(store, **challenger)
+    assert [name for name, found in gates.items() if not found.passed] == [gate]
+    assert champion() == "1"
+    assert f"REFUSED {gate}" in tracking_store.connect().get_model_version(NAME, "2").tags["kdflow.gates"]
+
+
+def test_other_labels_or_other_rows_cannot_be_compared(store: Store) -> None:
+    toy.write_study(store.layout)
+    register(store, 1)
+    client = tracking_store.connect()
+    own = promotion._evidence(client, NAME, "1")
+    turned = promotion.Evidence(toy.renamed(own.info, ("entailment", "not_entailment")), own.predictions, own.latency)
+    assert [gate.name for gate in promotion.gates(turned, own) if not gate.passed] == ["labels"]
+    fewer = {split: table.slice(10) for split, table in own.predictions.items()}
+    shorter = promotion.Evidence(own.info, fewer, own.latency)
+    refused = [gate for gate in promotion.gates(shorter, own) if not gate.passed]
+    assert [gate.name for gate in refused] == ["better on validation", "not worse on elsewhere"]
+    assert "other rows (190 against 200)" in refused[0].reason
+    missing = promotion.Evidence(own.info, {}, own.latency)
+    refusal = next(gate for gate in promotion.gates(missing, own) if not gate.passed)
+    assert refusal.reason == "the challenger has no predictions of validation"
+
+
+def test_regressions_are_compared_by_their_metric(store: Store) -> None:
+    toy.write_study(store.layout, labels=None)
+    register(store, 1)
+    toy.write_study(store.layout, labels=None, models={1: 21, 2: 22}, quality={"validation": 0.95, "elsewhere": 0.7})
+    register(store, 1)
+    _, gates = promotion.promote(NAME)
+    assert all(gate.passed for gate in gates), gates
+    assert "pearson" in gates[-1].reason
+
+
+def test_the_stage_registers_the_best_and_promotes_when_asked(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    for method in ("finetune", "rail_kd_l"):
+        toy.write_study(store.layout, method=method, models={1: 11 + len(method), 2: 31 + len(method)})
+    registered = stage.run(toy.settings(), store.layout, "toy")
+    assert (registered.version, registered.aliases) == ("1", ("champion",))
+    out = capsys.readouterr().out
+    assert "finetune has the best mean accuracy over 2 seed(s) on validation" in out
+    assert f"{NAME} version 1 registered, models:/{NAME}@champion" in out
+    with pytest.raises(UserError, match="stays challenger: better on validation refused"):
+        stage.run(toy.settings(), store.layout, "toy", "rail_kd_l", 1, promote=True)
+    with pytest.raises(UserError, match="give both, or neither"):
+        stage.run(toy.settings(), store.layout, "toy", "rail_kd_l")
+
+
+def test_a_failed_registration_leaves_no_version_and_no_running_run(
+        store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy.write_study(store.layout)
+
+    def fail(**_: object) -> None:
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(mlflow.pyfunc, "log_model", fail)
+        with pytest.raises(OSError, match="disk full"):
+            register(store)
+    assert [run.info.status for run in store.runs()] == ["FAILED"]
+    assert catalogue.entries() == []
+
+
+def test_folders_are_hashed_as_dvc_does(tmp_path: Path) -> None:
+    (tmp_path / "out" / "b").mkdir(parents=True)
+    for name in ("a", "b/z", "b.txt", "ü.txt"):
+        (tmp_path / "out" / name).write_text(name)
+    subprocess.run([str(DVC), "init", "--no-scm", "-q"], cwd=tmp_path, check=True)
+    subprocess.run([str(DVC), "add", "-q", "out"], cwd=tmp_path, check=True)
+    assert hash_folder(tmp_path / "out") in (tmp_path / "out.dvc").read_text()
+
+
+def test_outside_git_there_is_no_revision(tmp_path: Path) -> None:
+    assert str(revision(tmp_path)) == ""
