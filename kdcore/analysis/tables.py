@@ -16,7 +16,7 @@ from kdcore.analysis.statistics import Difference, Summary
 WIDTH = 99
 """Characters a printed line may have."""
 
-_GAP = 2
+_GAP = 2  # between columns: one of padding, one of the divider
 
 NAMES = {"accuracy": "acc", "f1": "F1", "macro_f1": "macro F1", "matthews": "MCC", "pearson": "Pearson",
          "spearman": "Spearman"}
@@ -85,7 +85,8 @@ def show(tables: Sequence[Table], console: Console | None = None) -> None:
     console = console or Console(width=WIDTH, highlight=False, emoji=False, markup=False)
     for table in (piece for whole in tables for piece in pieces(whole)):
         drawn = RichTable(title=table.title, caption=table.caption or None, box=SIMPLE_HEAD, title_justify="left",
-                          caption_justify="left", title_style="bold", padding=(0, _GAP // 2), pad_edge=False)
+                          caption_justify="left", title_style="bold", padding=(0, 0, 0, _GAP - 1), pad_edge=False,
+                          show_edge=False)
         for number, column in enumerate(table.columns):
             drawn.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
         for row in table.rows:

@@ -1,0 +1,116 @@
+"""Summaries by hand; intervals of known truth: coverage, pairing, verdicts."""
+
+import numpy as np
+import pytest
+
+from kdcore.analysis.resampling import resampled
+from kdcore.analysis.statistics import difference, summarise
+
+
+def test_mean_and_sample_deviation():
+    found = summarise([0.8, 0.9, 1.0])
+    assert found.mean == pytest.approx(0.9)
+    assert found.sd == pytest.approx(0.1)
+    assert found.n == 3
+
+
+def test_one_value_has_no_deviation():
+    assert summarise([0.8]).sd is None
+
+
+def test_no_values_are_refused():
+    with pytest.raises(ValueError, match="nothing to summarise"):
+        summarise([])
+
+
+def compare(ours, baseline, labels, seed=0, resamples=600):
+    """Predictions [s, n] of both."""
+    values = [(np.stack(one) == labels).mean(axis=1) for one in (ours, baseline)]
+    draws = [resampled("accuracy", np.stack(one), labels, resamples, seed) for one in (ours, baseline)]
+    return difference(*values, *draws, seed)
+
+
+def simulated(draw, seeds, examples, gain, seed_noise):
+    """Two methods on the same examples: shared difficulty, own noise per example, own noise per seed."""
+    from scipy.stats import norm
+
+    difficulty = draw.normal(size=examples)
+    systems = []
+    for accuracy in (0.8 + gain, 0.8):
+        thresholds = norm.ppf(np.clip(accuracy + seed_noise * draw.normal(size=seeds), 0.01, 0.99))
+        skill = np.sqrt(0.6) * difficulty + np.sqrt(0.4) * draw.normal(size=(seeds, examples))
+        systems.append((skill < thresholds[:, None]).astype(int))
+    return systems[0], systems[1], np.ones(examples, dtype=int)
+
+
+@pytest.mark.parametrize(("seeds", "examples", "seed_noise"), [(3, 500, 0.0), (3, 2000, 0.02), (5, 2000, 0.02)],
+                         ids=["examples matter", "seeds matter", "five seeds"])
+def test_intervals_cover_the_truth(seeds, examples, seed_noise):
+    """95 % nominal; a bootstrap that also resamples three seeds covers 85 to 89 % where seeds matter."""
+    draw = np.random.default_rng(7)
+    trials, covered = 200, 0
+    for trial in range(trials):
+        found = compare(*simulated(draw, seeds, examples, 0.01, seed_noise), seed=trial, resamples=300)
+        covered += found.low <= 0.01 <= found.high
+    assert covered / trials >= 0.92
+
+
+def test_a_difference_that_is_not_there_is_seldom_found():
+    draw = np.random.default_rng(3)
+    verdicts = [compare(*simulated(draw, 3, 500, 0.0, 0.01), seed=trial, resamples=300).verdict for trial in range(100)]
+    assert verdicts.count("not distinguishable") >= 92
+
+
+def test_a_clear_difference_is_found_in_both_directions():
+    ours, baseline, labels = simulated(np.random.default_rng(0), 5, 2000, 0.1, 0.005)
+    assert compare(ours, baseline, labels).verdict == "better"
+    assert compare(baseline, ours, labels).verdict == "worse"
+
+
+def test_swapping_the_two_mirrors_mean_and_effect():
+    ours, baseline, labels = simulated(np.random.default_rng(0), 3, 500, 0.02, 0.01)
+    forth, back = compare(ours, baseline, labels), compare(baseline, ours, labels)
+    assert back.mean == pytest.approx(-forth.mean)
+    assert back.in_sd == pytest.approx(-forth.in_sd)
+    assert forth.low <= forth.mean <= forth.high
+
+
+def test_pairing_by_example_narrows_the_interval():
+    """Two methods that err on nearly the same rows differ less noisily than two that err anywhere."""
+    draw = np.random.default_rng(1)
+    labels = np.ones(1000, dtype=int)
+    base = (draw.random((3, 1000)) < 0.8).astype(int)
+    twin = base.copy()
+    twin[:, :20] = 1
+    other = (draw.random((3, 1000)) < twin.mean()).astype(int)
+    paired, apart = compare(twin, base, labels), compare(other, base, labels)
+    assert paired.high - paired.low < 0.5 * (apart.high - apart.low)
+
+
+def test_the_same_method_twice_is_not_distinguishable():
+    ours, _, labels = simulated(np.random.default_rng(0), 3, 200, 0.0, 0.01)
+    found = compare(ours, ours, labels)
+    assert (found.mean, found.low, found.high, found.verdict) == (0.0, 0.0, 0.0, "not distinguishable")
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_fewer_than_three_seeds_are_not_tested(seeds):
+    found = difference(np.full(seeds, 0.9), np.full(seeds, 0.5), None, None)
+    assert found.verdict == "not tested"
+    assert found.low is None
+    assert found.high is None
+    assert found.mean == pytest.approx(0.4)
+
+
+def test_in_units_of_the_pooled_deviation():
+    found = difference(np.array([0.80, 0.82]), np.array([0.70, 0.72]), None, None)
+    assert found.in_sd == pytest.approx(0.1 / np.sqrt(0.0002))
+
+
+def test_no_spread_gives_no_units():
+    assert difference(np.array([0.8, 0.8]), np.array([0.7, 0.7]), None, None).in_sd is None
+
+
+def test_equal_seeds_give_equal_intervals():
+    ours, baseline, labels = simulated(np.random.default_rng(0), 3, 200, 0.05, 0.01)
+    assert compare(ours, baseline, labels) == compare(ours, baseline, labels)

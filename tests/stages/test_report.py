@@ -1,0 +1,297 @@
+"""The stage `report`: what it says, that it stays the same, and that it says nothing it does not know."""
+
+import itertools
+import json
+import shutil
+import zipfile
+
+import pytest
+
+from kdcore.errors import UserError
+from kdcore.stages import evaluate, report
+from tests.analysis.evaluations import SPLITS, info_of, write, write_study
+from tests.evaluation import synthetic
+from tests.evaluation.synthetic import NLI, SENTIMENT, split
+
+METHODS = ("finetune", "vanilla_kd", "rail_kd_l")
+
+
+def study(datasets=("movies",), methods=METHODS):
+    return synthetic.study(methods, (1, 2, 3), datasets)
+
+
+@pytest.fixture
+def layout(tmp_path):
+    return write_study(tmp_path)[0]
+
+
+def run(layout, **selection):
+    report.run(study(**selection), layout)
+    return (layout.report / "report.md").read_text()
+
+
+def numbers(layout):
+    return json.loads((layout.report / "results.json").read_text())
+
+
+def test_the_report_reads_on_its_own(layout):
+    text = run(layout)
+    for part in ("# Results: movies", "Does a small model", "3,000 training rows", "Teacher: ", "seeds 1, 2, 3",
+                 "### In domain", "### Out of domain", "### Differences", "### Size", "### Notes", "(curves.png)",
+                 "dvc repro", "a part of the whole"):
+        assert part in text
+    assert "selected on `validation`; `test` had no part in the selection" in text
+    assert "unweighted, of amazon, tweets" in text
+    assert "/tmp" not in text, "no path of this machine"
+
+
+def test_every_table_of_the_report_is_well_formed(layout):
+    lines = run(layout).splitlines()
+    tables = [line for line in lines if line.startswith("|")]
+    assert len(tables) > 20
+    for before, line in itertools.pairwise(lines):
+        if before.startswith("|") and line.startswith("|"):
+            assert before.count("|") == line.count("|")
+
+
+def test_values_are_means_over_seeds_with_sample_deviation(layout):
+    run(layout)
+    found = numbers(layout)["datasets"]["movies"]["systems"]["rail_kd_l"]["metrics"]["test/accuracy"]
+    assert len(found["values"]) == found["n"] == 3
+    assert found["mean"] == pytest.approx(sum(found["values"]) / 3)
+    assert found["sd"] == pytest.approx((sum((v - found["mean"]) ** 2 for v in found["values"]) / 2) ** 0.5)
+
+
+def test_the_out_of_domain_mean_is_unweighted(layout):
+    run(layout)
+    values = numbers(layout)["datasets"]["movies"]["systems"]["finetune"]["metrics"]
+    means = [(a + t) / 2 for a, t in zip(values["amazon/accuracy"]["values"], values["tweets/accuracy"]["values"],
+                                         strict=True)]
+    assert values["out-of-domain mean"]["values"] == pytest.approx(means)
+
+
+def test_differences_are_found_where_they_are_and_not_elsewhere(layout):
+    run(layout)
+    found = {(d["method"], d["baseline"], d["on"]): d["verdict"]
+             for d in numbers(layout)["datasets"]["movies"]["differences"]}
+    assert found["rail_kd_l", "finetune", "test/accuracy"] == "better"
+    assert found["rail_kd_l", "vanilla_kd", "out-of-domain mean"] == "better"
+    assert found["vanilla_kd", "finetune", "test/accuracy"] == "not distinguishable"
+    assert {(method, baseline) for method, baseline, _ in found} == {
+        ("vanilla_kd", "finetune"), ("rail_kd_l", "finetune"), ("rail_kd_l", "vanilla_kd")}
+
+
+def test_two_seeds_are_not_tested(tmp_path, capsys):
+    layout, _ = write_study(tmp_path, seeds=2)
+    text = run(layout)
+    assert "not tested" in text
+    assert "better" not in text.replace("do better", "")
+    assert "Differences" not in capsys.readouterr().out
+
+
+def test_outs_are_the_same_bytes_every_time(layout):
+    def outs():
+        return {p.relative_to(layout.report): p.read_bytes() for p in layout.report.rglob("*") if p.is_file()}
+
+    run(layout)
+    first = outs()
+    layout.measured.mkdir(parents=True)
+    (layout.measured / "evaluate@movies-finetune.json").write_text(json.dumps({"seed-1": {"latency": LATENCY}}))
+    run(layout)
+    assert outs() == first, "measurements must not leak into the report"
+    assert {str(name) for name in first} == {"report.md", "results.json", "curves.png"}
+
+
+LATENCY = {"batch_1": {"p50_ms": 4.2, "p95_ms": 5.1}, "batch_32": {"p50_ms": 40.0, "p95_ms": 44.0},
+           "peak_memory_bytes": 500 * 2**20, "peak_memory_of": "process", "device": "CPU x86_64", "threads": 2}
+
+
+def test_the_printed_tables_fit_and_join_what_was_measured(layout, capsys):
+    layout.measured.mkdir(parents=True)
+    for name, content in {"evaluate@movies-rail_kd_l": {"seed-1": {"latency": LATENCY}, "mlflow_run": "abc"},
+                          "teacher@movies": {"teacher": {"epoch_seconds": [30.0, 20.0]}},
+                          "distill@movies-rail_kd_l": {"seed-1": {"epoch_seconds": [9.0, 10.0, 11.0]},
+                                                       "seed-2": {"epoch_seconds": [15.0, 9.0, 10.0]}}}.items():
+        (layout.measured / f"{name}.json").write_text(json.dumps(content))
+    run(layout)
+    printed = capsys.readouterr().out
+    table = printed[:printed.index("\nmovies: ")]
+    assert max(map(len, table.splitlines())) < 100
+    cost = table[table.index("Cost: movies"):]
+    line = next(line for line in cost.splitlines() if line.startswith("rail_kd_l"))
+    assert "4.2 / 5.1" in line
+    assert "40.0 / 44.0" in line
+    assert line.rstrip().endswith("0.50"), "10 s per epoch without warm-up against the teacher's 20"
+    assert "not measured" in next(line for line in cost.splitlines() if line.startswith("finetune"))
+    assert "CPU x86_64, 2 threads" in cost
+
+
+def test_nothing_measured_is_said_and_no_error(layout, capsys):
+    run(layout)
+    printed = capsys.readouterr().out
+    assert printed.count("not measured") >= 12
+    assert "Not measured: not on this machine" in printed
+
+
+def test_subsets_and_small_splits_are_pointed_out(tmp_path, capsys):
+    small = (*SPLITS[:1], split("validation", "select", 64, SENTIMENT, note="64 of 400 rows, drawn with seed 0"))
+    layout, _ = write_study(tmp_path, splits=small)
+    text = run(layout)
+    assert "64 of 400 rows, drawn with seed 0" in text
+    assert "**`validation` has only 64 rows**: an accuracy of 80 % there has a standard error of 5.0 points" in text
+    assert "validation has only 64 rows" in capsys.readouterr().out
+
+
+def test_selecting_and_reporting_on_the_same_rows_is_said(tmp_path):
+    layout, _ = write_study(tmp_path, splits=SPLITS[:2])
+    assert "reported on the same rows, as papers do with GLUE" in run(layout)
+
+
+def test_degenerate_systems_and_warnings_are_marked(layout):
+    shutil.rmtree(layout.evaluation("movies", "rail_kd_l"))
+    write(layout, info_of("movies"), "rail_kd_l", {"seed-1": 0.8}, warnings=("projections collapse",))
+    path = layout.evaluation("movies", "rail_kd_l") / "metrics.json"
+    content = json.loads(path.read_text())
+    content["seed-1"]["amazon"]["degenerate"] = True
+    path.write_text(json.dumps(content))
+    text = run(layout)
+    assert "rail_kd_l (!)" in text
+    assert "**rail_kd_l (!) is degenerate** on amazon" in text
+    assert "rail_kd_l, seed-1: projections collapse" in text
+
+
+def test_a_missing_method_is_said_and_the_rest_is_reported(layout):
+    shutil.rmtree(layout.evaluation("movies", "vanilla_kd"))
+    text = run(layout)
+    assert "**vanilla_kd was not evaluated**" in text
+    assert "rail_kd_l - finetune" in text
+
+
+def test_several_datasets_get_an_overview(tmp_path, capsys):
+    layout, _ = write_study(tmp_path)
+    write_study(tmp_path, name="stsb", labels=None, metrics=("pearson", "spearman"), splits=(
+        split("train", "train", 500, None), split("validation", "select", 300, None)))
+    text = run(layout, datasets=("movies", "stsb"))
+    assert "## All datasets" in text
+    assert "stsb validation Pearson+Spearman" in text
+    table = capsys.readouterr().out.split("\nmovies: ")[0]
+    assert max(map(len, table.splitlines())) < 100
+
+
+def test_collapsed_classes_report_the_alternative_decision(tmp_path):
+    splits = (split("train", "train", 500, NLI), split("validation_matched", "select", 300, NLI),
+              split("scitail", "ood", 250, ("entailment", "neutral")))
+    layout, _ = write_study(tmp_path, name="mnli", labels=NLI, splits=splits)
+    assert "comparing summed probabilities instead gives teacher 50.0" in run(layout, datasets=("mnli",))
+
+
+def test_variants_of_a_set_do_not_count_twice_in_the_mean(tmp_path):
+    splits = (*SPLITS[:2], split("paws_wiki", "ood", 300, SENTIMENT), split("paws_qqp", "ood", 250, SENTIMENT),
+              split("other", "ood", 250, SENTIMENT))
+    layout, _ = write_study(tmp_path, splits=splits)
+    run(layout)
+    assert numbers(layout)["datasets"]["movies"]["out_of_domain_mean_of"] == ["paws_wiki", "other"]
+
+
+class TestSubmission:
+    """Zips over the datasets of a study."""
+
+    def make(self, folder, files):
+        layout, info = write_study(folder)
+        shutil.rmtree(layout.evaluation("movies", "finetune"))
+        write(layout, info, "finetune", {"seed-1": 0.7, "seed-2": 0.9}, files)
+        return layout
+
+    def test_of_the_best_seed_with_all_files(self, tmp_path, capsys):
+        layout = self.make(tmp_path, {f"seed-{s}": {"test": "WNLI.tsv"} for s in (1, 2)})
+        text = run(layout)
+        with zipfile.ZipFile(layout.report / "submission" / "finetune.zip") as archive:
+            assert len(archive.namelist()) == 11
+            assert archive.read("WNLI.tsv").decode().startswith("index\tprediction\n0\t1\n")
+        assert "WNLI.tsv from seed-2. **Not predicted, one label in every row: AX.tsv, CoLA.tsv" in text
+        assert "GLUE submission: submission/finetune.zip" in capsys.readouterr().out
+        assert [p.name for p in (layout.report / "submission").iterdir()] == ["finetune.zip"]
+
+    def test_a_file_that_could_not_be_written_is_told(self, tmp_path):
+        layout = self.make(tmp_path, {"seed-2": {"test": "WNLI.tsv not written: 20 of 146 rows"}})
+        assert "finetune: movies/test: WNLI.tsv not written: 20 of 146 rows" in run(layout)
+        assert not (layout.report / "submission").exists()
+
+
+def test_after_the_real_evaluate_stage(tmp_path):
+    layout = synthetic.write_study(tmp_path, ("finetune", "rail_kd_l"))
+    settings = synthetic.study(("finetune", "rail_kd_l"))
+    for method in ("teacher", "finetune", "rail_kd_l"):
+        evaluate.run(settings, layout, "toy", method)
+    report.run(settings, layout)
+    assert "rail_kd_l - finetune" in (layout.report / "report.md").read_text()
+    assert (layout.report / "curves.png").stat().st_size > 10_000
+
+
+# Mistakes.
+
+
+def test_nothing_evaluated_names_the_way(tmp_path):
+    layout, _ = write_study(tmp_path)
+    with pytest.raises(UserError, match=r"nothing of rte was evaluated yet; run `dvc repro`"):
+        run(layout, datasets=("rte",))
+
+
+def test_a_damaged_file_names_itself_and_the_command(layout):
+    (layout.evaluation("movies", "finetune") / "context.json").write_text('{"protocol": ')
+    with pytest.raises(UserError, match=r"evaluation in .*finetune cannot be read .*kdflow evaluate movies finetune"):
+        run(layout)
+
+
+def test_a_missing_file_names_the_command(layout):
+    (layout.evaluation("movies", "finetune") / "metrics.json").unlink()
+    with pytest.raises(UserError, match=r"metrics.json is missing; run `kdflow evaluate movies finetune` again"):
+        run(layout)
+
+
+def test_numbers_of_another_protocol_are_not_mixed(layout):
+    path = layout.evaluation("movies", "finetune") / "context.json"
+    path.write_text(path.read_text().replace("kdflow-metrics/1", "kdflow-metrics/0"))
+    with pytest.raises(UserError, match="was scored by kdflow-metrics/0, this version computes kdflow-metrics/1"):
+        run(layout)
+
+
+def test_numbers_of_other_data_are_not_mixed(layout):
+    shutil.rmtree(layout.evaluation("movies", "finetune"))
+    other = (*SPLITS[:1], split("validation", "select", 399, SENTIMENT), *SPLITS[2:])
+    write(layout, info_of("movies", splits=other), "finetune", {"seed-1": 0.8})
+    with pytest.raises(UserError, match="teacher and finetune were evaluated on different preparations of movies"):
+        run(layout)
+
+
+def test_runs_that_do_not_agree_are_refused(layout):
+    path = layout.evaluation("movies", "finetune") / "metrics.json"
+    content = json.loads(path.read_text())
+    del content["seed-3"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"name different runs; run `kdflow evaluate movies finetune` again"):
+        run(layout)
+
+
+def test_methods_without_a_common_seed_are_refused(layout):
+    shutil.rmtree(layout.evaluation("movies", "finetune"))
+    write(layout, info_of("movies"), "finetune", {"seed-7": 0.8})
+    with pytest.raises(UserError, match="vanilla_kd and finetune have no seed in common on movies"):
+        run(layout)
+
+
+@pytest.mark.parametrize(("content", "said"), [("{", "is no JSON"), ("[1]", "holds list, expected a mapping")])
+def test_damaged_measurements_name_the_file(layout, content, said):
+    layout.measured.mkdir(parents=True)
+    (layout.measured / "distill@movies-finetune.json").write_text(content)
+    with pytest.raises(UserError, match=rf"distill@movies-finetune.json {said}"):
+        run(layout)
+
+
+def test_an_old_report_stays_when_a_new_one_fails(layout):
+    run(layout)
+    before = (layout.report / "report.md").read_bytes()
+    (layout.evaluation("movies", "finetune") / "metrics.json").unlink()
+    with pytest.raises(UserError, match="missing"):
+        run(layout)
+    assert (layout.report / "report.md").read_bytes() == before
