@@ -56,7 +56,7 @@ def device() -> torch.device:
 
 def train(student: PreTrainedModel, phases: Sequence[Phase], prepared: Prepared, settings: Training, seed: int,
           folder: Path, journal: Journal, title: str, teacher: FeatureSource | None = None,
-          tokens: Literal["student", "teacher"] = "student", save_seconds: float = SAVE_SECONDS) -> TrainingResult:
+          tokens: Literal["student", "teacher"] = "student") -> TrainingResult:
     """Train `student` in place on the dataset's training split and return it with the selected weights.
 
     Checkpoints live in `folder`: a process that finds one there goes on from it and ends with the same weights
@@ -83,7 +83,7 @@ def train(student: PreTrainedModel, phases: Sequence[Phase], prepared: Prepared,
         around = Surroundings(
             prepared=prepared, examples=Examples(prepared, prepared.info.train, teacher_tokens), teacher=teacher,
             development=Development(prepared, precision, _evaluation_batch(settings), tokens), record=Record(),
-            journal=journal, display=display, interruption=interruption, modules=modules, save_seconds=save_seconds,
+            journal=journal, display=display, interruption=interruption, modules=modules, save_seconds=SAVE_SECONDS,
             tokens=tokens)
         resumed = checkpoint.latest(folder)
         if resumed is not None:

@@ -1,5 +1,6 @@
 """A small training problem: random sentences, labels that follow from words, tiny models, no store."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +32,16 @@ def write_prepared(folder: Path, rows: int = 90, regression: bool = False, longe
     splits = {"train": SplitInfo("train", "train", rows, "toy", labels),
               "validation": SplitInfo("validation", "select", 40, "toy", labels)}
     fingerprint = tokenizer_fingerprint(tokenizer)
-    info = PreparedInfo("toy", labels, (0.0, 5.0) if regression else None, ("pearson",) if regression else ("accuracy",),
-                        False, 32, splits, {"teacher": fingerprint, "student": fingerprint})
+    info = PreparedInfo("toy", labels, (0.0, 5.0) if regression else None,
+                        ("pearson",) if regression else ("accuracy",), False, 32, splits,
+                        {"teacher": fingerprint, "student": fingerprint})
     for seed, split in enumerate(splits.values()):
         texts = tiny_texts(split.rows, seed, longest)
         counts = [sum(word in FRIENDLY for word in text.split()) for text in texts]
         answers = pa.array([float(c) for c in counts], pa.float32()) if regression else pa.array(
             [int(c > 0) for c in counts], pa.int64())
-        table = pa.table({"text": texts, "label": answers})
-        pq.write_table(table.add_column(0, "id", pa.array(range(split.rows), pa.int64())), split_file(folder, split.name))
+        table = pa.table({"id": pa.array(range(split.rows), pa.int64()), "text": texts, "label": answers})
+        pq.write_table(table, split_file(folder, split.name))
         path = token_file(folder, fingerprint, split.name)
         path.parent.mkdir(exist_ok=True)
         tokenise(table, tokenizer, 32, lambda done: None).save(path)
@@ -68,12 +70,13 @@ def tiny_student(prepared: Prepared, dropout: float = 0.1) -> PreTrainedModel:
     return tiny_model("bert", layers=3, width=16, labels=prepared.info.labels, seed=5, dropout=dropout)
 
 
-def phases_of(method: str, prepared: Prepared, batch_size: int = 16, seed: int = 1, **settings: Any) -> tuple[Phase, ...]:
+def phases_of(method: str, prepared: Prepared, batch_size: int = 16, seed: int = 1,
+              **hyper: Any) -> tuple[Phase, ...]:
     """The phases of a method for the tiny pair."""
     teacher, student = tiny_teacher(prepared).model, tiny_student(prepared)
     setting = Setting(dims(teacher), dims(student), prepared.info.classes, prepared.info.regression,
                       prepared.info.splits["train"].rows, batch_size, seed)
-    return methods.load(method).phases(methods.configure(method, settings), setting)
+    return methods.load(method).phases(methods.configure(method, hyper), setting)
 
 
 def settings(**changes: Any) -> config.Training:
@@ -82,11 +85,20 @@ def settings(**changes: Any) -> config.Training:
 
 
 def run(prepared: Prepared, folder: Path, method: str = "rail_kd_l", dropout: float = 0.1, tracker: Any = None,
-        phases: tuple[Phase, ...] | None = None, save_seconds: float = 1e9, **changes: Any) -> TrainingResult:
+        phases: tuple[Phase, ...] | None = None, **changes: Any) -> TrainingResult:
     """Train the tiny student; `changes` are settings."""
     return train(tiny_student(prepared, dropout), phases or phases_of(method, prepared), prepared, settings(**changes),
-                 1, folder, Journal(folder / "journal.jsonl", tracker), "toy", tiny_teacher(prepared),
-                 save_seconds=save_seconds)
+                 1, folder, Journal(folder / "journal.jsonl", tracker), "toy", tiny_teacher(prepared))
+
+
+def lines(folder: Path) -> list[dict[str, float]]:
+    """The journal of a training in `folder`."""
+    return [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+
+
+def steps(folder: Path) -> list[dict[str, float]]:
+    """The journal's lines of steps, one each in trainings this short."""
+    return [line for line in lines(folder) if "gradient_norm" in line]
 
 
 def same_weights(one: PreTrainedModel, other: PreTrainedModel) -> bool:
