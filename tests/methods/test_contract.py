@@ -135,6 +135,16 @@ def test_padding_changes_nothing(name: str, setting: Setting) -> None:
 
 
 @settings
+def test_an_example_has_the_value_that_it_has_alone(name: str, setting: Setting) -> None:
+    models = toys(setting)
+    for phase in phases_of(name, setting):
+        if phase.objective.couples_examples:
+            pytest.skip("an example's value depends on its batch by declaration")
+        alone = torch.cat([loss_of(phase.objective, models, setting, one).total for one in SOME.split(1)])
+        torch.testing.assert_close(loss_of(phase.objective, models, setting).total, alone, rtol=1e-10, atol=1e-12)
+
+
+@settings
 def test_order_of_examples_changes_nothing(name: str, setting: Setting) -> None:
     order = torch.tensor([2, 0, 3, 1])
     models = toys(setting)
