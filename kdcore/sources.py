@@ -126,12 +126,12 @@ def locate(source: str, revision: str | None = None) -> Location:
         if revision is not None:
             raise UserError(f"source {source!r} is a local folder and has no revision {revision!r}; remove `revision`")
         return Location(str(path), True)
-    if Path(source).is_dir():
-        raise UserError(f"source {source!r} is a folder here, but would be taken for a hub id; write './{source}' for "
-                        f"the folder")
     if not HUB_ID.fullmatch(source):
         raise UserError(f"source {source!r} is no hub id (owner/name), no folder (./folder) and no package "
                         f"(package:NAME); packages: {', '.join(PACKAGES)}")
+    if Path(source).is_dir():
+        raise UserError(f"source {source!r} is a folder here, but would be taken for a hub id; write './{source}' for "
+                        f"the folder")
     return Location(source, False)
 
 

@@ -4,11 +4,13 @@ A local folder is converted into a cache that lives only as long as the call: th
 the old rows after a file of the folder was replaced. Nothing is ever written next to the raw data.
 """
 
+import logging
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from kdcore.data.raw import Raw
 from kdcore.errors import UserError
@@ -30,7 +32,9 @@ def read(source: str, config: str | None, revision: str | None, help_text: str =
 
     location = locate(source, revision)
     config = location.config or config
-    bars = datasets.are_progress_bars_disabled()
+    bars, verbosity = datasets.are_progress_bars_disabled(), datasets.logging.get_verbosity()
+    # What goes wrong is said once, below.
+    datasets.logging.set_verbosity(logging.CRITICAL)
     try:
         with tempfile.TemporaryDirectory(prefix="kdflow-datasets-") as cache:
             if location.is_local:
@@ -43,6 +47,7 @@ def read(source: str, config: str | None, revision: str | None, help_text: str =
     except (OSError, ValueError, RuntimeError, HTTPError, HfHubHTTPError, datasets.exceptions.DatasetsError) as error:
         raise UserError(_reason(source, config, location.place, location.is_local, error, help_text)) from error
     finally:
+        datasets.logging.set_verbosity(verbosity)
         if not bars:
             datasets.enable_progress_bars()
 
@@ -60,12 +65,10 @@ def _reason(source: str, config: str | None, place: str, is_local: bool, error: 
     innermost: BaseException = error
     while innermost.__cause__ is not None:
         innermost = innermost.__cause__
-    cause = " ".join(" ".join([*getattr(innermost, "__notes__", []), str(innermost)]).split())
-    cause = cause or type(innermost).__name__
+    cause = " ".join(str(innermost).split()) or type(innermost).__name__
     what = f"{source}{f' ({config})' if config else ''}"
     if is_local:
-        missing = _missing_files(Path(place), config)
-        cause = f"no file matches {', '.join(missing)}" if missing else cause
+        cause = _culprit(Path(place), config) or cause
         return (f"cannot read {what} from {place}: {cause}; expected the hub's layout: Parquet, CSV or JSONL files and "
                 f"a README.md whose `configs:` name them (another configuration: FOLDER#config in {VARIABLE})")
     help_text = f"; {help_text}" if help_text else ""
@@ -73,15 +76,23 @@ def _reason(source: str, config: str | None, place: str, is_local: bool, error: 
             f"layout lies: {VARIABLE}={source}=FOLDER")
 
 
-def _missing_files(folder: Path, config: str | None) -> list[str]:
-    """Patterns of the configuration in README.md that match nothing; the library does not name them."""
+def _culprit(folder: Path, config: str | None) -> str | None:
+    """The file of a configuration in README.md that is missing or no Parquet; the library's errors do not name it."""
     from huggingface_hub import DatasetCard
 
     readme = folder / "README.md"
     if not readme.is_file():
-        return []
+        return None
     entries = [entry for entry in DatasetCard.load(readme).data.get("configs") or []
                if config is None or entry.get("config_name") == config]
-    patterns = [split["path"] for entry in entries for split in entry.get("data_files", [])
-                if isinstance(split, dict) and isinstance(split.get("path"), str)]
-    return [pattern for pattern in patterns if not any(folder.glob(pattern))]
+    for split in (split for entry in entries for split in entry.get("data_files", []) if isinstance(split, dict)):
+        paths = sorted(folder.glob(str(split.get("path"))))
+        if not paths:
+            return f"no file matches {split.get('path')}"
+        for path in paths:
+            try:
+                if path.suffix == ".parquet":
+                    pq.read_schema(path)
+            except (pa.ArrowInvalid, OSError) as error:
+                return f"{path.relative_to(folder)} is damaged ({error})"
+    return None

@@ -111,6 +111,22 @@ def test_duplicate_ids_of_a_source_are_named_and_negative_ones_are_absent(
         prepare_study(study, "rte")
 
 
+def test_a_hub_id_is_loaded_from_the_hub_at_its_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the library's own cache, which keys hub data by revision."""
+    asked = []
+
+    def load(*arguments: Any, **options: Any) -> datasets.DatasetDict:
+        asked.append((arguments, options))
+        return datasets.DatasetDict({"train": datasets.Dataset.from_dict({"text": ["a"]})})
+
+    monkeypatch.setenv("KDFLOW_SOURCES", "")
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    raw = hub.read("nyu-mll/glue", "rte", "abc")["train"]
+    assert asked == [(("nyu-mll/glue", "rte"), {"revision": "abc"})]
+    assert (raw.where, raw.table.to_pylist(), raw.row(0)) == (
+        "nyu-mll/glue rte train", [{"text": "a"}], "nyu-mll/glue rte train, row 1")
+
+
 def test_offline_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KDFLOW_SOURCES", "")
     with pytest.raises(UserError, match=r"nyu-mll/glue \(rte\).*KDFLOW_SOURCES=nyu-mll/glue=FOLDER"):
@@ -118,17 +134,18 @@ def test_offline_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "config"])
-def test_a_damaged_folder_is_named(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_folder_is_named(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     folder = rte(tmp_path / "glue")
     path = folder / "rte" / "train-00000.parquet"
     if damage == "cut":
         path.write_bytes(path.read_bytes()[:100])
     elif damage == "gone":
         path.unlink()
-    with pytest.raises(UserError, match="cannot read .*glue") as caught:
+    with pytest.raises(UserError, match=r"cannot read .*glue") as caught:
         hub.read(str(folder), "wnli" if damage == "config" else "rte", None)
     assert "\n" not in str(caught.value)
     assert {"cut": "train-00000.parquet", "gone": "rte/train-*.parquet", "config": "'rte'"}[damage] in str(caught.value)
+    assert not caplog.records
 
 
 def test_a_missing_partner_says_how_to_go_on(tmp_path: Path, teacher: Path, monkeypatch: pytest.MonkeyPatch,
