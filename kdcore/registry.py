@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -121,6 +122,7 @@ def _log(client: "MlflowClient", candidate: Candidate) -> tuple[str, str]:
     """Write model, scores and predictions into a run of its own; returns the ids of run and model."""
     import mlflow
     import pandas as pd
+    from mlflow.entities import Metric
 
     from kdcore.models.loading import quiet
 
@@ -142,8 +144,9 @@ def _log(client: "MlflowClient", candidate: Candidate) -> tuple[str, str]:
                 model_config={"max_length": candidate.info.max_length, "pair": candidate.info.is_pair},
                 signature=signature(candidate), input_example=example, pip_requirements=requirements(),
                 tags=_tags(candidate), params=flatten(candidate.settings))
-        for key, value in _metrics(candidate).items():
-            client.log_metric(run, key, value, model_id=logged.model_id)
+        now = int(time.time() * 1000)
+        client.log_batch(run, metrics=[Metric(name, value, now, 0, model_id=logged.model_id)
+                                       for name, value in _metrics(candidate).items()])
     except BaseException as error:
         client.set_terminated(run, "FAILED" if isinstance(error, Exception) else "KILLED")
         raise

@@ -108,14 +108,14 @@ def _evaluate(layout: Layout, about: PreparedInfo, method: str, quality: Quality
         for split, share in quality.items():
             share += 0.02 * place if split == "validation" else 0.0
             (folder / "predictions" / f"seed-{seed}").mkdir(parents=True, exist_ok=True)
-            pq.write_table(_answers(about, split, share), folder / "predictions" / f"seed-{seed}" / f"{split}.parquet")
+            pq.write_table(answers(about, split, share), folder / "predictions" / f"seed-{seed}" / f"{split}.parquet")
             scores[split] = {about.metrics[0]: share, "degenerate": False, "n": ROWS}
     _write(folder / "metrics.json", metrics)
     teacher = {split: {about.metrics[0]: 0.9, "degenerate": False, "n": ROWS} for split in quality}
     _write(layout.evaluation("toy", "teacher") / "metrics.json", {"teacher": teacher})
 
 
-def _answers(about: PreparedInfo, split: str, share: float) -> pa.Table:
+def answers(about: PreparedInfo, split: str, share: float) -> pa.Table:
     """Predictions of which the first `share` are right; the labels are the same for every model."""
     draw = np.random.default_rng(len(split))
     ids = np.arange(ROWS)
