@@ -8,7 +8,7 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from typer.exceptions import TyperException
@@ -17,6 +17,9 @@ from kdcore import __version__, config
 from kdcore.environment import prepare_environment
 from kdcore.errors import UserError, did_you_mean
 from kdcore.layout import ROOT, Layout
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 app = typer.Typer(
     name="kdflow",
@@ -164,27 +167,42 @@ def register(
     dataset: DatasetArgument,
     method: Annotated[str | None, typer.Argument(metavar="[METHOD]", help="Default: the best on the dataset.")] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Goes with METHOD.")] = None,
+    promote: Annotated[bool, typer.Option("--promote", help="Make it champion if it passes all gates.")] = False,
     study: StudyOption = Path(),
 ) -> None:
     """Register a student in MLflow, by default the best one. Registering the same bytes again changes nothing.
 
-    Example: kdflow register movies rail_kd_l --seed 1
+    Example: kdflow register movies rail_kd_l --seed 1 --promote
     """
     with _inside(study) as (settings, layout):
         settings.dataset(dataset)
         if method is not None:
             _check_method(settings, method)
-        if (method is None) != (seed is None):
-            raise UserError("METHOD and --seed go together: name both, or neither to register the best student")
-        from kdcore import registry
+        from kdcore.stages import register as stage
 
-        if method is None or seed is None:
-            made, reason = registry.register_best(settings, layout, dataset)
-            typer.echo(reason)
-        else:
-            made = registry.register(settings, layout, dataset, method, seed)
-        state = "registered" if made.new else "was registered before"
-        typer.echo(f"{made.name} version {made.version} {state}: {made.uri}")
+        stage.run(settings, layout, dataset, method, seed, promote)
+
+
+@app.command()
+def models(
+    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="NAME, NAME@ALIAS or NAME/VERSION.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
+) -> None:
+    """List registered students with aliases, metrics and lineage, or tell all about one of them.
+
+    Example: kdflow models kdflow-demo-movies@champion
+    """
+    from kdcore import catalogue
+
+    found = catalogue.entries() if model is None else [catalogue.one(model)]
+    if as_json:
+        typer.echo(catalogue.as_json(found))
+    elif model is not None:
+        typer.echo(found[0].description)
+    elif found:
+        _console().print(catalogue.table(found))
+    else:
+        typer.echo("nothing is registered yet; `kdflow register DATASET` registers the best student of a study")
 
 
 @app.command()
@@ -225,6 +243,13 @@ def _check_method(settings: config.Study, name: str) -> None:
     if name not in methods.names():
         raise UserError(f"there is no method {name!r}, though params.yaml declares it; "
                         f"{did_you_mean(name, methods.names())}")
+
+
+def _console() -> "Console":
+    """Wide enough for a table where the output is no terminal."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 200)
 
 
 def _where_to_look(arguments: Sequence[str]) -> str:
