@@ -10,6 +10,9 @@ from kdcore.analysis.statistics import FEWEST_SEEDS
 from kdcore.analysis.tables import NAMES, Table, interval, percent
 
 NOT_MEASURED = "not measured"
+_ABSENT = "Not measured: not on this machine; what is evaluated or trained here fills in."
+_EPOCHS = ("s/epoch: training alone, without each run's first epoch, which warms up; the teacher's stored features "
+           "are computed once beforehand and not counted.")
 
 
 def quality(results: DatasetResults, columns: Sequence[Column], title: str) -> Table:
@@ -17,7 +20,8 @@ def quality(results: DatasetResults, columns: Sequence[Column], title: str) -> T
     rows = [(name + (" (!)" if system.degenerate_splits else ""),
              *(percent(results.summary(name, column)) for column in columns))
             for name, system in results.systems.items()]
-    return Table(title, ("", *(_heading(column) for column in columns)), tuple(rows), _how_to_read(results))
+    return Table(title, ("", *(_heading(column) for column in columns)), tuple(rows),
+                 _how_to_read(results, OOD_MEAN in columns))
 
 
 def differences(results: DatasetResults, columns: Sequence[Column], title: str) -> Table:
@@ -28,11 +32,12 @@ def differences(results: DatasetResults, columns: Sequence[Column], title: str) 
             found = results.difference(method, baseline, column)
             in_sd = "" if found.in_sd is None else f"{found.in_sd:+.1f}"
             rows.append((f"{method} - {baseline}", _heading(column).replace("\n", " "), interval(found), in_sd,
-                         str(found.seeds), found.verdict))
-    return Table(title, ("", "on", "difference", "in sd", "seeds", "verdict"), tuple(rows),
-                 "Difference of means x 100 with its 95 % interval over examples (bootstrap) and seeds (Student's t). "
-                 "`in sd`: in units of the pooled deviation over seeds. An interval that holds 0 is not "
-                 f"distinguishable from noise; with fewer than {FEWEST_SEEDS} seeds nothing is tested.")
+                         found.verdict))
+    return Table(title, ("", "on", "difference", "in sd", "verdict"), tuple(rows),
+                 "Difference of means x 100 over the seeds that both have, with its 95 % interval over examples "
+                 "(bootstrap) and seeds (Student's t). `in sd`: in units of the pooled deviation over seeds. An "
+                 "interval that holds 0 is not distinguishable from noise; with fewer than "
+                 f"{FEWEST_SEEDS} seeds nothing is tested.")
 
 
 def overview(everything: Sequence[DatasetResults]) -> Table:
@@ -77,10 +82,10 @@ def cost(results: DatasetResults, measured: Mapping[str, Mapping[str, Any]]) -> 
                      f"{latency['peak_memory_bytes'] / 2**20:.0f}" if latency else NOT_MEASURED,
                      f"{seconds / teacher:.2f}" if seconds and teacher else NOT_MEASURED))
     absent = any(NOT_MEASURED in row for row in rows)
+    caption = [_machine(measured), _EPOCHS if teacher else "", _ABSENT if absent else ""]
     return Table(f"Cost: {results.info.name}",
                  ("", "params\nM", "file\nMB", "ms, batch 1\np50 / p95", "ms, batch 32\np50 / p95", "memory\nMiB",
-                  "s/epoch,\nteacher = 1"), tuple(rows), _machine(measured)
-                 + (" Not measured: not on this machine; evaluate or train here to see it." if absent else ""))
+                  "s/epoch,\nteacher = 1"), tuple(rows), " ".join(filter(None, caption)))
 
 
 def notes(results: DatasetResults) -> list[str]:
@@ -113,11 +118,10 @@ def selection(results: DatasetResults) -> str:
             f"{', '.join(f'`{split}`' for split in reported)} had no part in the selection")
 
 
-def _how_to_read(results: DatasetResults) -> str:
+def _how_to_read(results: DatasetResults, with_mean: bool) -> str:
     seeds = {len(system.metrics) for name, system in results.systems.items() if name != TEACHER}
     count = " to ".join(str(n) for n in sorted({min(seeds), max(seeds)})) if seeds else "0"
-    mean = (f" Out-of-domain mean: unweighted, of {', '.join(results.in_the_mean)}." if OOD_MEAN in results.columns
-            else "")
+    mean = f" Out-of-domain mean: unweighted, of {', '.join(results.in_the_mean)}." if with_mean else ""
     return f"Mean ± sd over n = {count} seeds, x 100. {selection(results)}.{mean}"
 
 

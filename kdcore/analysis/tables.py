@@ -84,11 +84,11 @@ def show(tables: Sequence[Table], console: Console | None = None) -> None:
     """Print tables within `WIDTH` columns, also where the output is no terminal."""
     console = console or Console(width=WIDTH, highlight=False, emoji=False, markup=False)
     for table in (piece for whole in tables for piece in pieces(whole)):
-        drawn = RichTable(title=table.title, caption=table.caption or None, box=SIMPLE_HEAD, title_justify="left",
-                          caption_justify="left", title_style="bold", padding=(0, 0, 0, _GAP - 1), pad_edge=False,
-                          show_edge=False)
+        drawn = RichTable(title=table.title, box=SIMPLE_HEAD, title_justify="left", title_style="bold",
+                          padding=(0, 0, 0, _GAP - 1), pad_edge=False, show_edge=False)
         for number, column in enumerate(table.columns):
             drawn.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
         for row in table.rows:
             drawn.add_row(*row)
         console.print(drawn)
+        console.print(table.caption + "\n" if table.caption else "", style="dim")

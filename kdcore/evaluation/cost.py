@@ -29,7 +29,7 @@ def size(model: PreTrainedModel, folder: Path) -> dict[str, int]:
     `parameters` leaves the head out, as papers do; the pooler belongs to the transformer. A shared matrix counts once.
     """
     base = {id(p): p.numel() for p in model.base_model.parameters()}
-    embeddings = sum(p.numel() for p in model.base_model.embeddings.parameters())
+    embeddings = sum(p.numel() for p in model.base_model.get_submodule("embeddings").parameters())
     head = sum(p.numel() for p in model.parameters() if id(p) not in base)
     total = sum(base.values())
     return {"parameters": total, "embedding_parameters": embeddings, "transformer_parameters": total - embeddings,

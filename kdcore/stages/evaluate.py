@@ -34,6 +34,7 @@ from kdcore.evaluation.evaluate_modules import measure
 from kdcore.evaluation.metrics import PROTOCOL, decide, score
 from kdcore.evaluation.ood import collapse
 from kdcore.evaluation.predict import predict
+from kdcore.export import RECORD
 from kdcore.layout import Layout
 from kdcore.models.loading import quiet
 from kdcore.tracking import Run
@@ -60,22 +61,23 @@ def run(study: config.Study, layout: Layout, dataset: str, method: str) -> None:
     metrics: dict[str, dict[str, Any]] = {}
     runs: dict[str, dict[str, Any]] = {}
     measured: dict[str, Any] = {}
-    with Run.start("evaluate", layout, dataset, method) as tracked:
-        for name, folder in _models(layout, dataset, method).items():
+    for name, folder in _models(layout, dataset, method).items():
+        training = _training(folder)
+        with Run.start("evaluate", layout, dataset, method, training["seed"]) as tracked:
             start = time.perf_counter()
             model = _load(folder)
             metrics[name], files = _evaluate(model, prepared, which, study.evaluation, scratch, name)
-            runs[name] = {"size": cost.size(model, folder), "training": _training(folder), "submission": files}
+            runs[name] = {"size": cost.size(model, folder), "training": training, "submission": files}
             measured[name] = {"evaluation_seconds": time.perf_counter() - start}
             if study.evaluation.latency:
                 measured[name]["latency"] = cost.latency(model, prepared, prepared.info.select, which)
-            tracked.log(len(runs), {f"{split}/{metric}": value for split, values in metrics[name].items()
-                                    for metric, value in values.items() if metric not in ("n", "degenerate")})
-        context = {"protocol": PROTOCOL, "dataset": json.loads(prepared.info.to_json()), "runs": runs}
-        _write(scratch / "metrics.json", metrics)
-        _write(scratch / "context.json", context)
-        if tracked.id:
-            measured["mlflow_run"] = tracked.id
+            tracked.log(0, {f"{split}/{metric}": value for split, values in metrics[name].items()
+                            for metric, value in values.items() if metric not in ("n", "degenerate")})
+            if tracked.id:
+                measured[name]["mlflow_run"] = tracked.id
+    _write(scratch / "metrics.json", metrics)
+    _write(scratch / "context.json", {"protocol": PROTOCOL, "dataset": json.loads(prepared.info.to_json()),
+                                      "runs": runs})
     out = layout.evaluation(dataset, method)
     shutil.rmtree(out, ignore_errors=True)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -153,10 +155,15 @@ def _load(folder: Path) -> PreTrainedModel:
 
 
 def _training(folder: Path) -> dict[str, Any]:
-    path = folder / "training.json"
-    if not path.is_file():
-        raise UserError(f"{path} is missing, so nobody knows how this model was trained; run its stage again")
-    return json.loads(path.read_text(encoding="utf-8"))
+    path = folder / RECORD
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        content["seed"], content["history"]
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing, so nobody knows how this model was trained; run its stage again") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is not the record of a training ({error}); run its stage again") from None
+    return content
 
 
 def _words(metrics: dict[str, Any]) -> str:

@@ -32,8 +32,7 @@ def run(study: config.Study, layout: Layout) -> None:
     Raises:
         UserError: nothing was evaluated, or evaluations do not belong together.
     """
-    everything = [DatasetResults.load(layout.evaluation(name, TEACHER).parent, study.study.methods)
-                  for name in study.study.datasets]
+    everything = _load(study, layout)
     scratch = layout.scratch / "report"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
@@ -49,6 +48,16 @@ def run(study: config.Study, layout: Layout) -> None:
     for line in written:
         print(f"GLUE submission: {_plain(line)}")
     print(f"\nThe whole report: {layout.report / 'report.md'}")
+
+
+def show_tables(study: config.Study, layout: Layout) -> None:
+    """Print the tables of a study that was evaluated, without writing anything."""
+    _print(_load(study, layout), layout)
+
+
+def _load(study: config.Study, layout: Layout) -> list[DatasetResults]:
+    return [DatasetResults.load(layout.evaluation(name, TEACHER).parent, study.study.methods)
+            for name in study.study.datasets]
 
 
 def _print(everything: Sequence[DatasetResults], layout: Layout) -> None:

@@ -183,6 +183,13 @@ def test_a_model_without_its_record_is_refused(layout):
         evaluate.run(study(), layout, "toy", "finetune")
 
 
+@pytest.mark.parametrize("content", ["{", "[]", '{"seed": 1}'])
+def test_a_damaged_record_is_refused(layout, content):
+    (layout.student("toy", "finetune") / "seed-1" / "training.json").write_text(content)
+    with pytest.raises(UserError, match=r"training.json is not the record of a training"):
+        evaluate.run(study(), layout, "toy", "finetune")
+
+
 def test_a_model_of_another_dataset_is_refused_and_old_results_stay(layout):
     evaluate.run(study(), layout, "toy", "finetune")
     before = (layout.evaluation("toy", "finetune") / "metrics.json").read_bytes()

@@ -20,6 +20,11 @@ def study(datasets=("movies",), methods=METHODS):
     return synthetic.study(methods, (1, 2, 3), datasets)
 
 
+@pytest.fixture(autouse=True)
+def _fewer_resamples(monkeypatch):
+    monkeypatch.setattr("kdcore.analysis.results.RESAMPLES", 300)
+
+
 @pytest.fixture
 def layout(tmp_path):
     return write_study(tmp_path)[0]
