@@ -22,21 +22,26 @@ MADE = "# Made from {sources}; edit those, this file is written anew at every st
 
 
 def find(folder: Path | str) -> Path:
-    """The study in `folder`, as an absolute path.
-
-    Relative folders are looked for from the current folder, then from the checkout: deployments name their studies
-    as `studies/glue-all`, wherever their worker was started.
+    """The study in `folder`, as an absolute path; looked for as `locate` does.
 
     Raises:
         UserError: there is no `params.yaml`.
     """
-    candidates = [Path(folder).absolute(), (ROOT / folder).absolute()]
-    for candidate in candidates:
-        if (candidate / "params.yaml").is_file():
-            return candidate.resolve()
-    known = sorted(p.parent.relative_to(ROOT).as_posix() for p in ROOT.glob("studies/*/params.yaml"))
-    raise UserError(f"{folder} is no study: there is no {candidates[0] / 'params.yaml'}; "
-                    f"{did_you_mean(str(folder), [*known, '.'])}")
+    found = locate(folder)
+    if not (found / "params.yaml").is_file():
+        known = sorted(p.parent.relative_to(ROOT).as_posix() for p in ROOT.glob("studies/*/params.yaml"))
+        raise UserError(f"{folder} is no study: there is no {found / 'params.yaml'}; "
+                        f"{did_you_mean(str(folder), [*known, '.'])}")
+    return found
+
+
+def locate(folder: Path | str) -> Path:
+    """Where a study lies: from the current folder if it is there, else from the checkout.
+
+    Deployments name their studies as `studies/glue-all`, wherever their worker was started.
+    """
+    here = Path(folder).absolute()
+    return (here if (here / "params.yaml").is_file() else ROOT / folder).resolve()
 
 
 def initialise(folder: Path, params: Mapping[str, Any] | Path, code: Path = ROOT, cache: Path | None = None,

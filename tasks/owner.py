@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kdcore.errors import BusyError
-from tasks.processes import GRACE, end_session, identity, with_environment
+from tasks.processes import GRACE, end_with_environment, identity, with_environment
 from tasks.stage import OWNER
 
 
@@ -61,7 +61,7 @@ def claim(study: Path) -> Iterator[Claim]:
     Raises:
         BusyError: another flow holds it; says its process and since when.
     """
-    path = study / ".kdflow" / "flow"
+    path = _path(study)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_suffix(".lock").open("a") as lock:
         try:
@@ -77,6 +77,11 @@ def claim(study: Path) -> Iterator[Claim]:
             path.unlink(missing_ok=True)
 
 
+def left_behind(study: Path) -> Holder | None:
+    """Who holds the study, or held it when it was killed."""
+    return holder(_path(study))
+
+
 def holder(path: Path) -> Holder | None:
     """The holder that a claim's file names; None when there is none, or it was cut off while being written."""
     try:
@@ -85,24 +90,22 @@ def holder(path: Path) -> Holder | None:
         return None
 
 
-def end_leftovers(process: str) -> int:
-    """End the stage processes that a dead flow started; returns how many sessions there were.
+def end_leftovers(process: str) -> None:
+    """End what a dead flow started and what still runs.
 
-    Their guards end them by themselves a moment after the flow is gone; this waits for that, and does it where the
-    guard was killed, too.
+    Guards end their stages by themselves a moment after the flow is gone; this waits for that, and ends what is left
+    where a guard was killed, too, and the server that a flow without one had started for itself.
     """
     deadline = time.monotonic() + GRACE + 2
-    while (left := with_environment(OWNER, process)) and time.monotonic() < deadline:
+    while with_environment(OWNER, process):
+        if time.monotonic() > deadline:
+            end_with_environment(OWNER, process)
+            return
         time.sleep(0.1)
-    sessions = set()
-    for leftover in left:
-        try:
-            sessions.add(os.getsid(leftover.pid))
-        except ProcessLookupError:
-            continue
-    for session in sessions - {os.getsid(0)}:
-        end_session(session)
-    return len(sessions)
+
+
+def _path(study: Path) -> Path:
+    return study / ".kdflow" / "flow"
 
 
 def _who(path: Path) -> str:

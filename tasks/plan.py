@@ -34,6 +34,7 @@ class Plan:
         needs: for every stage of the study, the stages whose outs it reads.
         stale: the selected stages to run, each with the reason.
         left_out: selected stages that cannot become current because a stage that was not selected is stale.
+        stays_stale: all stages that are not current and are not run either.
         notes: what was repaired or restored on the way.
     """
 
@@ -42,6 +43,7 @@ class Plan:
     needs: Mapping[str, frozenset[str]]
     stale: Mapping[str, str]
     left_out: Mapping[str, str]
+    stays_stale: frozenset[str]
     notes: tuple[str, ...]
 
     def width(self, stage: str) -> int:
@@ -90,7 +92,8 @@ def make(study: Path, datasets: Sequence[str] | None = None, methods: Sequence[s
         stale = {name: "forced" for name in selected} | stale
     left_out = _left_out(selected, stale, needs)
     run = {name: why for name, why in stale.items() if name in selected and name not in left_out}
-    return Plan(chosen_datasets, chosen_methods, needs, run, left_out, tuple(notes))
+    return Plan(chosen_datasets, chosen_methods, needs, run, left_out,
+                frozenset(stale) - frozenset(run), tuple(notes))
 
 
 def reason(changes: Sequence[Any]) -> str:

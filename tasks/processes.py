@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import psutil
 
@@ -46,30 +46,38 @@ def session_members(session: int, but: Iterable[int] = ()) -> list[int]:
 def end_session(session: int, but: Iterable[int] = (), grace: float = GRACE) -> None:
     """End all processes of a session: SIGTERM, then SIGKILL after `grace` seconds."""
     but = set(but)
-    _signal(session_members(session, but), signal.SIGTERM)
-    deadline = time.monotonic() + grace
-    while time.monotonic() < deadline:
-        if not session_members(session, but):
-            return
-        time.sleep(0.05)
-    for _ in range(20):  # a process may fork while it is being killed
-        members = session_members(session, but)
-        if not members:
-            return
-        _signal(members, signal.SIGKILL)
-        time.sleep(0.05)
+    _end(lambda: session_members(session, but), grace)
 
 
-def with_environment(name: str, value: str) -> list[psutil.Process]:
+def with_environment(name: str, value: str) -> list[int]:
     """This user's live processes that were started with an environment variable of this value."""
     found = []
     for process in psutil.process_iter():
         try:
             if process.environ().get(name) == value and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+                found.append(process.pid)
         except psutil.Error:
             continue
     return found
+
+
+def end_with_environment(name: str, value: str, grace: float = GRACE) -> None:
+    """End the processes that `with_environment` finds: SIGTERM, then SIGKILL after `grace` seconds."""
+    _end(lambda: with_environment(name, value), grace)
+
+
+def _end(members: Callable[[], list[int]], grace: float) -> None:
+    _signal(members(), signal.SIGTERM)
+    deadline = time.monotonic() + grace
+    while time.monotonic() < deadline:
+        if not members():
+            return
+        time.sleep(0.05)
+    for _ in range(20):  # a process may fork while it is being killed
+        if not (left := members()):
+            return
+        _signal(left, signal.SIGKILL)
+        time.sleep(0.05)
 
 
 def _signal(pids: Iterable[int], number: signal.Signals) -> None:

@@ -1,0 +1,63 @@
+"""What the flow run's page shows: the results with their curves, the stages, and the way to MLflow.
+
+One artifact of a kind at the end of a flow; progress travels in the log, since every artifact update is an event that
+`--watch` prints.
+"""
+
+import base64
+import re
+from pathlib import Path
+from typing import Any
+
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+
+from kdcore.layout import Layout
+from tasks import runs
+from tasks.chain import Outcome
+
+_IMAGE = re.compile(r"!\[([^\]]*)\]\(([\w./-]+\.png)\)")
+
+
+def publish(study: Path, name: str, outcome: Outcome, registered: list[str], parent_run: str | None) -> None:
+    """Attach results, stages and links to the flow run that this is called in."""
+    key = artifact_key(name)
+    if rows := stage_rows(outcome):
+        create_table_artifact(key=f"{key}-stages", table=rows, description=f"Stages of {name}")
+    report = Layout(study).report / "report.md"
+    text = []
+    if outcome.failed:
+        text.append(f"**Failed.** {outcome.message}\n")
+    if registered:
+        text.append("## Registered\n\n" + "\n".join(f"- {line}" for line in registered) + "\n")
+    if links := runs.mlflow_links(name, parent_run):
+        text.append("## MLflow\n\n" + "\n".join(f"- {link}" for link in links) + "\n")
+    if report.is_file():
+        text.append(with_images(report.read_text(encoding="utf-8"), report.parent))
+    if text:
+        create_markdown_artifact(key=f"{key}-results", markdown="\n".join(text), description=f"Results of {name}")
+
+
+def stage_rows(outcome: Outcome) -> list[dict[str, Any]]:
+    """One row per stage: what happened to it and how long it took."""
+    rows = [{"stage": stage, "outcome": result["outcome"], "seconds": result["seconds"]}
+            for stage, result in outcome.done.items()]
+    rows += [{"stage": stage, "outcome": "failed", "seconds": ""} for stage in outcome.failed]
+    rows += [{"stage": stage, "outcome": f"blocked by {by}", "seconds": ""} for stage, by in outcome.blocked.items()]
+    return rows + [{"stage": stage, "outcome": why, "seconds": ""} for stage, why in outcome.left_out.items()]
+
+
+def with_images(markdown: str, folder: Path) -> str:
+    """Markdown with its local images inside it: the page of a flow run can read no file of this machine."""
+    def inside(match: re.Match[str]) -> str:
+        file = folder / match.group(2)
+        if not file.is_file():
+            return match.group(0)
+        content = base64.b64encode(file.read_bytes()).decode("ascii")
+        return f"![{match.group(1)}](data:image/png;base64,{content})"
+
+    return _IMAGE.sub(inside, markdown)
+
+
+def artifact_key(name: str) -> str:
+    """A study's name as Prefect wants keys: lower case letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "study"
