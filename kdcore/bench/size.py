@@ -29,8 +29,8 @@ from kdcore.store import FeatureStore
 from kdcore.store_building import build
 from kdcore.teacher import Teacher, manifest, teacher_dims
 from kdcore.training.journal import Journal
-from kdcore.training.precision import resolve
-from kdcore.training.run import device, train
+from kdcore.training.precision import device, resolve
+from kdcore.training.run import train
 
 BATCH = 32
 BASELINE = "finetune"

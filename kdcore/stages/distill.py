@@ -25,8 +25,8 @@ from kdcore.objective import Dims, Phase, Setting
 from kdcore.teacher import Teacher, teacher_dims
 from kdcore.tracking import Run
 from kdcore.training.journal import Journal
-from kdcore.training.precision import resolve
-from kdcore.training.run import device, train
+from kdcore.training.precision import device, resolve
+from kdcore.training.run import train
 
 CODE = ("training", "models", "objective.py", "features.py", "losses.py", "mapping.py", "projection.py", "teacher.py",
         "store.py", "export.py", "data/batching.py", "data/tokens.py", "evaluation/metrics.py", "evaluation/predict.py",

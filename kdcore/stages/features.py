@@ -8,8 +8,7 @@ from kdcore.errors import UserError
 from kdcore.layout import Layout
 from kdcore.store_building import build, describe
 from kdcore.teacher import Teacher, manifest
-from kdcore.training.precision import resolve
-from kdcore.training.run import device
+from kdcore.training.precision import device, resolve
 
 
 def run(study: config.Study, layout: Layout, dataset: str) -> None:

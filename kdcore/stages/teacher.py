@@ -26,8 +26,8 @@ from kdcore.models.loading import dims, load_described, load_tokenizer
 from kdcore.objective import Setting
 from kdcore.tracking import Run
 from kdcore.training.journal import Journal
-from kdcore.training.precision import resolve
-from kdcore.training.run import TrainingResult, device, train
+from kdcore.training.precision import device, resolve
+from kdcore.training.run import TrainingResult, train
 
 CODE = ("training", "models", "objective.py", "features.py", "losses.py", "methods/finetune.py", "export.py",
         "data/batching.py", "data/tokens.py", "evaluation/metrics.py", "evaluation/predict.py", "stages/teacher.py")

@@ -3,6 +3,7 @@
 Only the models run in half precision; weights, optimiser state and losses stay in float32.
 """
 
+import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal
@@ -29,6 +30,13 @@ class Precision:
     def losses(self) -> AbstractContextManager[None]:
         """Run what is inside in float32: softmax, norms and losses lose too much in half precision."""
         return torch.autocast(self.device, enabled=False)
+
+
+def device() -> torch.device:
+    """Where training runs: CUDA if there is any, else the CPU. In distributed training this rank's GPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def resolve(wanted: Literal["auto", "fp32", "bf16", "fp16"], device: torch.device) -> Precision:

@@ -24,7 +24,7 @@ from kdcore.training.display import Display
 from kdcore.training.distiller import Distiller
 from kdcore.training.interruption import Interruption
 from kdcore.training.journal import Journal
-from kdcore.training.precision import resolve
+from kdcore.training.precision import device, resolve
 from kdcore.training.record import Record
 from kdcore.training.surroundings import FeatureSource, Surroundings
 from kdcore.training.trainer import DistillationTrainer
@@ -45,13 +45,6 @@ class TrainingResult:
     student: PreTrainedModel
     record: dict[str, Any]
     measured: dict[str, Any]
-
-
-def device() -> torch.device:
-    """Where training runs: CUDA if there is any, else the CPU. In distributed training this rank's GPU."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def train(student: PreTrainedModel, phases: Sequence[Phase], prepared: Prepared, settings: Training, seed: int,
