@@ -3,12 +3,13 @@
 It only looks: nothing is repaired, fetched or created.
 """
 
+import configparser
 import importlib.metadata
+import json
 import os
 import platform
 import shutil
 import sys
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -43,12 +44,12 @@ def examine(study: Path) -> Iterator[Finding]:
     try:
         settings = config.load(study / "params.yaml")
         yield from _settings(study, settings)
-        for look in (_lock, _sources, _stores):
+        for look in (_methods, _lock, _sources, _stores):
             yield from look(study, settings)
     except UserError as error:
         what, _, remedy = str(error).rpartition("; ")
         yield Finding("bad", what or remedy, remedy if what else "")
-    for glance in (_unfinished, _mlflow, _prefect):
+    for glance in (_dvc, _unfinished, _mlflow, _prefect):
         yield from glance(study)
 
 
@@ -57,7 +58,11 @@ def _python() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    pinned = [line.split("==") for line in (layout.ROOT / "requirements.lock").read_text(encoding="utf-8").split()]
+    lock = layout.ROOT / "requirements.lock"
+    if not lock.is_file():
+        yield Finding("note", f"no {lock}, so versions cannot be compared", "take it from the repository")
+        return
+    pinned = [line.split("==") for line in lock.read_text(encoding="utf-8").split()]
     missing, other = [], []
     for name, version in pinned:
         try:
@@ -93,10 +98,29 @@ def _disk(study: Path) -> Iterator[Finding]:
         yield Finding("bad", f"{free:.1f} GB free at {study}", "free some; `dvc gc --workspace` drops unused versions")
     else:
         yield Finding("ok", f"{free:.0f} GB free")
-    cache = layout.ROOT / ".dvc" / "cache"
-    if cache.is_dir() and cache.stat().st_dev != study.stat().st_dev:
+
+
+def _dvc(study: Path) -> Iterator[Finding]:
+    if not (study / ".dvc").is_dir():
+        yield Finding("bad", f"{study} is no DVC project", "`kdflow init DIR` makes a study with one")
+        return
+    cache = _cache(study)
+    existing = next(place for place in (cache, *cache.parents) if place.exists())
+    if not os.access(existing, os.W_OK):
+        yield Finding("bad", f"the DVC cache {cache} cannot be written", "change its owner, or `dvc cache dir PATH`")
+    elif existing.stat().st_dev != study.stat().st_dev:
         yield Finding("note", f"the DVC cache {cache} lies on another disk than {study}: outs are copied, not linked",
                       "move one of them: `dvc cache dir PATH` in the study")
+    else:
+        yield Finding("ok", f"DVC project, cache {cache}")
+
+
+def _cache(study: Path) -> Path:
+    """Where the study's DVC project keeps its files."""
+    parser = configparser.ConfigParser()
+    parser.read([study / ".dvc" / "config", study / ".dvc" / "config.local"], encoding="utf-8")
+    place = parser.get("cache", "dir", fallback="cache")
+    return (study.resolve() / ".dvc" / place).resolve()
 
 
 def _settings(study: Path, settings: config.Study) -> Iterator[Finding]:
@@ -105,6 +129,14 @@ def _settings(study: Path, settings: config.Study) -> Iterator[Finding]:
     chosen = settings.study
     yield Finding("ok", f"params.yaml: {len(chosen.datasets)} datasets, {len(chosen.methods)} methods, "
                         f"{len(chosen.seeds)} seeds")
+
+
+def _methods(study: Path, settings: config.Study) -> Iterator[Finding]:
+    from kdcore import methods
+
+    for name in settings.study.methods:
+        methods.configure(name, settings.method(name))
+    yield Finding("ok", f"methods: {', '.join(settings.study.methods)}")
 
 
 def _lock(study: Path, settings: config.Study) -> Iterator[Finding]:
@@ -130,6 +162,27 @@ def _stores(study: Path, settings: config.Study) -> Iterator[Finding]:
     if made:
         size = sum(f.stat().st_size for d in made for f in own.features(d).iterdir())
         yield Finding("ok", f"teacher features of {', '.join(made)}: {size / 1e6:,.0f} MB")
+    coming = sum(_largest_store(own, settings, d) for d in settings.study.datasets if d not in made)
+    if coming > shutil.disk_usage(study).free:
+        yield Finding("bad", f"teacher features to come need up to {coming / 1e6:,.0f} MB, more than is free",
+                      "free some, store fewer `features.kinds`, or use a 16-bit features.dtype")
+    elif coming:
+        yield Finding("ok", f"teacher features to come: at most {coming / 1e6:,.0f} MB")
+
+
+def _largest_store(own: Layout, settings: config.Study, dataset: str) -> int:
+    """Bytes if every layer is stored; 0 as long as rows or teacher are not known. Methods may need fewer layers."""
+    try:
+        splits = json.loads((own.prepared(dataset) / "dataset.json").read_text(encoding="utf-8"))["splits"]
+        model = json.loads((own.teacher(dataset) / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return 0
+    rows = next(split["rows"] for split in splits if split["role"] == "train")
+    layers = model.get("num_hidden_layers", model.get("n_layers", 0)) + 1
+    width = model.get("hidden_size", model.get("dim", 0))
+    numbers = {"logits": len(model.get("id2label", "x")), "cls": layers * width, "mean": layers * width}
+    size = 4 if settings.features.dtype == "float32" else 2
+    return rows * size * sum(numbers[kind] for kind in settings.features.kinds)
 
 
 def _unfinished(study: Path) -> Iterator[Finding]:
@@ -148,31 +201,35 @@ def _mlflow(study: Path) -> Iterator[Finding]:
     if address.startswith("sqlite:///") and not Path(address.removeprefix("sqlite:///")).exists():
         yield Finding("ok", "MLflow store: made by the first run")
         return
-    tracking_store.load()
-    from mlflow.exceptions import MlflowException
-
     try:
         client = tracking_store.connect()
         found = client.get_experiment_by_name(tracking_store.experiment_name(tracking_store.study_name(study)))
         stale = tracking_store.orphans(client, found.experiment_id) if found else []
-    except MlflowException as error:
+    except Exception as error:  # a damaged database, a server that is gone, a wrong address: all are findings
         yield Finding("bad", f"MLflow store {address} does not answer: {str(error).splitlines()[0]}",
-                      "start it (`make up`), or unset MLFLOW_TRACKING_URI; training goes on without it")
+                      "start it (`make up`), unset MLFLOW_TRACKING_URI, or move a damaged file away; training goes on "
+                      "without it")
         return
-    yield Finding("ok", f"MLflow store {address}")
+    place = found.artifact_location if found else ""
+    if place.startswith("file:") and layout.ROOT.resolve().as_uri() not in place:
+        yield Finding("note", f"MLflow keeps this study's artifacts in {place}, which is not in {layout.ROOT}",
+                      "the checkout was moved or copied; move it back to see older artifacts")
+    else:
+        yield Finding("ok", f"MLflow store {address}" + ("" if found else ", no run of this study yet"))
     if stale:
         yield Finding("note", f"{len(stale)} MLflow runs say RUNNING, but their processes are gone",
                       "the next start of the study closes them")
 
 
 def _prefect(study: Path) -> Iterator[Finding]:
-    address = os.environ.get("PREFECT_API_URL", "")
-    if not address:
-        yield Finding("ok", "Prefect: no server set, a flow starts one of its own; `make up` starts one that stays")
-        return
+    given = os.environ.get("PREFECT_API_URL", "")
+    address = given or f"http://127.0.0.1:{os.environ.get('KDFLOW_PREFECT_PORT', '4200')}/api"
     try:
         with urllib.request.urlopen(f"{address.rstrip('/')}/health", timeout=3):
             yield Finding("ok", f"Prefect server {address}")
-    except (urllib.error.URLError, TimeoutError) as error:
-        yield Finding("bad", f"Prefect server {address} does not answer: {error}",
-                      "start it (`make up`), or unset PREFECT_API_URL")
+    except (OSError, ValueError) as error:
+        if given:
+            yield Finding("bad", f"Prefect server {address} does not answer: {error}",
+                          "start it (`make up`), or unset PREFECT_API_URL")
+        else:
+            yield Finding("ok", "Prefect: no server, a flow starts one of its own; `make up` starts one that stays")
