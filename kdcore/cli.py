@@ -15,7 +15,7 @@ from typer.exceptions import TyperException
 
 from kdcore import __version__, config
 from kdcore.environment import prepare_environment
-from kdcore.errors import UserError, did_you_mean
+from kdcore.errors import UserError
 from kdcore.layout import ROOT, Layout
 
 if TYPE_CHECKING:
@@ -86,6 +86,8 @@ def prepare(dataset: DatasetArgument, study: StudyOption = Path()) -> None:
     """
     with _inside(study) as (settings, layout):
         settings.dataset(dataset)
+        for method in settings.study.methods:  # a mistake should not come to light after hours of teacher training
+            _check_method(settings, method)
         from kdcore.stages import prepare as stage
 
         stage.run(settings, layout, dataset)
@@ -206,6 +208,18 @@ def models(
 
 
 @app.command()
+def status(study: StudyOption = Path()) -> None:
+    """Tell who works on a study, what is not current, and the results so far.
+
+    Example: kdflow status --study studies/glue-cpu
+    """
+    from kdcore.status import tell
+
+    for line in tell(study):
+        typer.echo(line)
+
+
+@app.command()
 def doctor(study: StudyOption = Path()) -> None:
     """Look at the machine, the stores and a study, and say what to do. Exit code 1 when something is wrong.
 
@@ -236,13 +250,11 @@ def _inside(study: Path) -> Iterator[tuple[config.Study, Layout]]:
 
 
 def _check_method(settings: config.Study, name: str) -> None:
-    """Refuse a method that is not declared or has no file, before anything heavy is imported."""
-    settings.method(name)
+    """Refuse a method that is not declared, has no file, or has hyper-parameters that do not fit."""
+    written = settings.method(name)
     from kdcore import methods
 
-    if name not in methods.names():
-        raise UserError(f"there is no method {name!r}, though params.yaml declares it; "
-                        f"{did_you_mean(name, methods.names())}")
+    methods.configure(name, written)
 
 
 def _console() -> "Console":

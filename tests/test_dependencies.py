@@ -30,7 +30,7 @@ def test_mlflow_stays_in_tracking_and_registry(file):
 @pytest.mark.parametrize("file", FILES, ids=_id)
 def test_nothing_dangerous_is_called(file):
     text = file.read_text(encoding="utf-8")
-    assert not re.search(r"""["']commit["']|dvc commit""", text), "dvc commit records whatever lies on disk"
+    assert not re.search(r"""dvc["'],\s*["']commit|dvc commit|repo\.commit""", text), "dvc commit records whatever lies on disk"
     assert "trust_remote_code=True" not in text
     assert "torch.load(" not in text or "weights_only=True" in text, "unpickling runs code"
 
