@@ -21,7 +21,8 @@ def small_study(folder: Path, regression: bool = False, seeds: tuple[int, ...] =
         "code": ".", "study": {"datasets": ["toy"], "methods": ["rail_kd_l"], "seeds": list(seeds)},
         "pair": {"teacher": {"source": str(folder / "pretrained")}, "student": {"layers": "even", "depth": 2},
                  "max_length": 32},
-        "training": {"teacher": training, "student": training}, "datasets": {"toy": {"data": {}, "teacher": {}, "student": {}}},
+        "training": {"teacher": training, "student": training},
+        "datasets": {"toy": {"data": {}, "teacher": {}, "student": {}}},
         "methods": {name: {} for name in ("finetune", "vanilla_kd", "rail_kd_l", "rail_kd_c")}, "features": {},
         "gate": {"allow_weak": True}, "evaluation": {}}
     return config.parse(config.Study, content | sections, "params.yaml"), layout

@@ -1,5 +1,7 @@
 """Fixtures of the training tests."""
 
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,15 @@ import pytest
 from kdcore.data.prepared import Prepared
 from kdcore.training import run, trainer
 from tests.training.problem import write_prepared
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_collections() -> Iterator[None]:
+    """transformers collects garbage at the start of each training: a second for all that the imports left alone."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,8 @@ class Watched(Objective):
 
     alarms = (Alarm("level", "the level is high", high=0.5),)
 
-    def __init__(self, interfere: Callable[[int, Tensor], Tensor] = lambda step, part: part, level: float = 0.0) -> None:
+    def __init__(self, interfere: Callable[[int, Tensor], Tensor] = lambda now, part: part,
+                 level: float = 0.0) -> None:
         super().__init__()
         self.bridge = nn.Linear(16, 4)
         self.seen: list[Progress] = []

@@ -1,0 +1,129 @@
+"""What is logged: every term, as numbers, in a local file whatever the tracker does (A45, A47, A84)."""
+
+import gc
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from kdcore.data.prepared import Prepared
+from kdcore.training.display import Display
+from kdcore.training.journal import Journal
+from tests.training.doubles import watched
+from tests.training.problem import lines, run, steps
+
+
+class Broken:
+    """A tracker that is down."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.calls += 1
+        raise ConnectionError("no route to host")
+
+
+class Kept:
+    """A tracker that works."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[int, dict[str, float]]] = []
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.got.append((step, dict(metrics)))
+
+
+def test_every_term_by_name(prepared: Prepared, folder: Path) -> None:
+    tracker = Kept()
+    result = run(prepared, folder, "rail_kd_l", tracker=tracker)
+    for line in steps(folder):
+        assert {"loss/label", "loss/kd", "loss/rail", "layer/1", "layer/2", "collapse"} <= line.keys()
+        parts = sum(line[f"loss/{name}"] for name in ("label", "kd", "rail")) / 3
+        assert line["loss"] == pytest.approx(parts, rel=1e-6)
+    for entry in result.record["history"]:
+        assert entry["loss"] == pytest.approx(sum(entry["parts"].values()) / 3, rel=1e-6)
+        assert entry["diagnostics"]["layer/1"] in (1.0, 2.0)
+        assert entry["diagnostics"]["layer/1"] < entry["diagnostics"]["layer/2"] <= 3.0
+    assert [{"step": step} | values for step, values in tracker.got] == lines(folder)
+    for line in lines(folder):
+        assert all(type(value) in (int, float) and math.isfinite(value) for value in line.values())
+    json.dumps(result.record, allow_nan=False)
+
+
+def test_epoch_means_weigh_examples(prepared: Prepared, folder: Path) -> None:
+    """Means over the rows, which are as many in each step here."""
+    result = run(prepared, folder, phases=watched(), epochs=1)
+    mean = sum(line["loss/bridge"] for line in steps(folder)) / 6
+    assert result.record["history"][0]["parts"]["bridge"] == pytest.approx(mean, rel=1e-9)
+    assert result.record["history"][0]["diagnostics"] == {"level": 0.0, "constant": 3.0}
+
+
+def test_a_failing_tracker_costs_nothing(prepared: Prepared, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    broken = Broken()
+    run(prepared, folder / "a", tracker=broken)
+    run(prepared, folder / "b")
+    assert broken.calls == len(lines(folder / "a")) > 10
+    assert lines(folder / "a") == lines(folder / "b")
+    assert caplog.text.count("the tracker failed (no route to host)") == 1
+
+
+def test_resume_drops_what_comes_again(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "journal.jsonl"
+    journal = Journal(path)
+    journal.resume(0)
+    for step in (1, 2, 3, 4):
+        journal.write(step, {"loss": 1 / step})
+    with path.open("a") as file:
+        file.write('{"step": 5, "lo')  # killed in mid-line
+    journal.resume(2)
+    journal.write(3, {"loss": 7.0})
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}, {"step": 3, "loss": 7.0}]
+    journal.resume(0)
+    assert path.read_text() == ""
+
+
+def test_nothing_is_kept_of_a_step(prepared: Prepared, folder: Path) -> None:
+    """No tensor of a step lives on: as many after twelve steps as after six (A47)."""
+    counts: list[int] = []
+
+    class Counting(Kept):
+        def log(self, step: int, metrics: Mapping[str, float]) -> None:
+            if step in (6, 12) and "gradient_norm" in metrics:
+                gc.collect()
+                counts.append(sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects()))
+
+    run(prepared, folder, "rail_kd_l", tracker=Counting(), keep="last")
+    assert counts[1] <= counts[0]
+
+
+def test_an_alarm_rings_once(prepared: Prepared, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = run(prepared, folder / "loud", phases=watched(level=0.7), epochs=3)
+    assert result.record["warnings"] == ["the level is high"]
+    assert capsys.readouterr().err.count("warning: level is 0.7: the level is high") == 1
+    assert run(prepared, folder / "quiet", phases=watched(level=0.4), epochs=1).record["warnings"] == []
+
+
+def test_a_line_per_epoch_where_there_is_no_terminal(prepared: Prepared, folder: Path,
+                                                     capsys: pytest.CaptureFixture[str]) -> None:
+    run(prepared, folder, phases=watched(), epochs=3)
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 3
+    assert all(line.startswith(f"toy toy: epoch {n}/3  loss ") for n, line in enumerate(said, 1))
+    assert all(word in said[0] for word in ("label", "bridge", "accuracy"))
+
+
+def test_a_bar_on_a_terminal() -> None:
+    console = Console(force_terminal=True, width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    with Display("rte rail_kd_l seed 1", console) as display:
+        display.begin("distill", 10, 100)
+        display.step(20, 0.2, 1.0, 0.4321)
+        display._bar.refresh()
+        assert display._bar.tasks[0].completed == 20
+        assert "loss 0.4321" in display._bar.tasks[0].fields["values"]
+        assert "resumes after step 10 of 100" in console.export_text(clear=False)

@@ -1,0 +1,145 @@
+"""Which weights a training returns (lessons A63, B3; no initial "best = 0")."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from kdcore.data.prepared import Prepared
+from kdcore.objective import Phase
+from kdcore.training.development import Development
+from kdcore.training.record import Record
+from tests.training.doubles import Watched, watched
+from tests.training.problem import run, same_weights, tiny_student
+
+
+class Marks:
+    """Gives out scores in order and keeps the weights that each was given for."""
+
+    def __init__(self, scores: Sequence[float]) -> None:
+        self.scores = iter(scores)
+        self.weights: list[dict[str, torch.Tensor]] = []
+
+    def evaluate(self, student: PreTrainedModel) -> tuple[dict[str, Any], float]:
+        self.weights.append({name: value.clone() for name, value in student.state_dict().items()})
+        score = next(self.scores)
+        return {"matthews": score}, score
+
+    def chosen(self, student: PreTrainedModel) -> int:
+        """Which of the marked weights these are."""
+        state = student.state_dict()
+        return next(n for n, kept in enumerate(self.weights) if all(torch.equal(kept[k], state[k]) for k in kept))
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Marks]:
+    """Replace what evaluations say."""
+    def use(*scores: float) -> Marks:
+        marks = Marks(scores)
+        monkeypatch.setattr(Development, "evaluate", lambda self, student: marks.evaluate(student))
+        return marks
+    return use
+
+
+@pytest.mark.parametrize(("scores", "best"), [
+    ((0.5, 0.7, 0.6), 1), ((-0.5, -0.2, -0.3), 1), ((0.0, 0.0, 0.0), 0), ((-0.1, -0.2, -0.3), 0), ((0.1, 0.2, 0.3), 2)])
+def test_best_is_the_first_highest(prepared: Prepared, folder: Path, mark: Any, scores: tuple[float, ...],
+                                   best: int) -> None:
+    marks = mark(*scores)
+    result = run(prepared, folder, phases=watched(), epochs=3)
+    assert marks.chosen(result.student) == best
+    assert result.record["selected"] == {"phase": "toy", "epoch": best + 1.0, "step": 6 * (best + 1),
+                                         "score": scores[best], "metrics": {"matthews": scores[best]}}
+
+
+def test_keep_last(prepared: Prepared, folder: Path, mark: Any) -> None:
+    marks = mark(0.9, 0.5, 0.1)
+    result = run(prepared, folder, phases=watched(), epochs=3, keep="last", patience=1)
+    assert marks.chosen(result.student) == 2
+    assert result.record["selected"]["score"] == 0.1
+    assert result.record["selected"]["epoch"] == 3.0
+
+
+def test_patience(prepared: Prepared, folder: Path, mark: Any) -> None:
+    marks = mark(0.5, 0.4, 0.6, 0.5, 0.5, 0.9)
+    result = run(prepared, folder, phases=watched(), epochs=6, patience=2)
+    assert len(marks.weights) == 5
+    assert marks.chosen(result.student) == 2
+    assert result.record["selected"]["epoch"] == 3.0
+
+
+def test_part_of_an_epoch_is_evaluated(prepared: Prepared, folder: Path) -> None:
+    record = run(prepared, folder, phases=watched(), epochs=0.5).record
+    assert [(entry["epoch"], entry["step"]) for entry in record["history"]] == [(0.5, 3)]
+    assert record["selected"]["epoch"] == 0.5
+
+
+def test_phases_run_in_order(prepared: Prepared, folder: Path, mark: Any) -> None:
+    """Each with its own settings; the best of the last one is returned, scores of earlier ones do not count."""
+    marks = mark(0.9, 0.2, 0.3, 0.1)
+    first, second = Watched(), Watched()
+    phases = (Phase("unlabelled", Watched(), epochs=1, keep="last"), Phase("one", first, epochs=1),
+              Phase("two", second, epochs=3, learning_rate=1e-4, schedule="constant"))
+    result = run(prepared, folder, phases=phases)
+    assert [entry["phase"] for entry in result.record["history"]] == ["unlabelled", "one", "two", "two", "two"]
+    assert "development" not in result.record["history"][0]  # nothing is selected there, so nothing is evaluated
+    assert marks.chosen(result.student) == 2
+    assert result.record["selected"]["phase"] == "two"
+    assert [(p["epochs"], p["learning_rate"], p["schedule"], p["keep"]) for p in result.record["phases"]] == [
+        (1, 1e-3, "linear", "last"), (1, 1e-3, "linear", "best"), (3, 1e-4, "constant", "best")]
+    assert first.begun == second.begun == 1
+    assert second.seen[0].step == 0
+    assert second.seen[0].total_steps == 18
+
+
+def test_a_fresh_student_for_a_phase(prepared: Prepared, folder: Path) -> None:
+    """The phase starts from the initial weights; what the objective learned stays."""
+    class Looks(Watched):
+        def before_steps(self, dev_loss: Any) -> None:
+            self.first = dev_loss()
+
+    objective = Looks()
+    phases = (Phase("learn", objective, epochs=1), Phase("use", objective, epochs=1 / 6, fresh_student=True))
+    bridge = objective.bridge.weight.clone()
+    result = run(prepared, folder, phases=phases)
+    lone = Looks()
+    run(prepared, folder / "lone", phases=(Phase("lone", lone, epochs=1 / 6),))
+    assert objective.first == lone.first
+    assert not torch.equal(bridge, objective.bridge.weight)
+    assert same_weights(result.student, tiny_student(prepared))  # the one step of the warm-up has rate 0
+
+
+def test_after_step_is_told_of_each_step(prepared: Prepared, folder: Path) -> None:
+    objective = Watched()
+    run(prepared, folder, phases=(Phase("toy", objective),), accumulation=4, epochs=2)
+    assert [p.step for p in objective.stepped] == list(range(12))
+    assert [p.epoch for p in objective.stepped] == 6 * [0] + 6 * [1]
+    assert [p.step for p in objective.seen] == [step for step in range(12) for _ in range(4)]
+    assert {p.total_steps for p in objective.seen} == {12}
+
+
+def test_dev_loss_is_that_of_the_selection_split(prepared: Prepared, folder: Path) -> None:
+    objective = Watched()
+    run(prepared, folder, phases=(Phase("toy", objective),), epochs=1)
+    student = tiny_student(prepared)
+    tokens = prepared.tokens("validation", "student")
+    with torch.no_grad():
+        logits = student(**tokens.pad(torch.arange(len(tokens)))).logits
+    by_hand = torch.nn.functional.cross_entropy(logits, prepared.labels("validation")).item()
+    assert objective.dev_losses == [pytest.approx(by_hand, rel=1e-5)]
+
+
+def test_same_seed_same_bytes(prepared: Prepared, tmp_path: Path) -> None:
+    one, two = (run(prepared, tmp_path / name, "rail_kd_c", epochs=1) for name in "ab")
+    assert same_weights(one.student, two.student)
+    assert one.record == two.record
+
+
+def test_record_survives_json() -> None:
+    record = Record(history=[{"loss": 0.1 + 0.2}], skipped=2)
+    record.open["loss"] = (1 / 3, 7)
+    record.consider("p", 1.0, 6, -0.25, {"matthews": -0.25})
+    assert Record.from_json(record.to_json()) == record

@@ -1,0 +1,68 @@
+"""Stored, live and mixed teachers give the same training, for every method (design, section 6)."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from kdcore import methods
+from kdcore.config import StoredFeatures
+from kdcore.data.prepared import Prepared
+from kdcore.features import FeatureKey
+from kdcore.store import FeatureStore
+from kdcore.store_building import build
+from kdcore.teacher import Teacher, manifest
+from kdcore.training.journal import Journal
+from kdcore.training.precision import Precision
+from kdcore.training.run import TrainingResult, train
+from tests.tiny import save_tiny
+from tests.training.problem import phases_of, settings, tiny_student
+
+FP32 = Precision("fp32", "cpu")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def teacher_folder(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("teacher"), layers=4, labels=prepared.info.labels, seed=3)
+
+
+def _teacher(prepared: Prepared, folder: Path, kinds: tuple[str, ...], dtype: str, where: Path) -> Teacher:
+    live = Teacher(folder, prepared.info.labels, CPU, FP32)
+    if not kinds:
+        return live
+    plan = manifest(prepared, folder, StoredFeatures(kinds=kinds, dtype=dtype, precision="fp32"), "fp32")
+    build(where / "store", where / "building", plan, prepared.tokens("train", "teacher"),
+          lambda inputs: live.compute(inputs, frozenset(plan.keys)), 32, CPU, "toy")
+    return Teacher(folder, prepared.info.labels, CPU, FP32, FeatureStore.open(where / "store"))
+
+
+def _train(method: str, prepared: Prepared, teacher: Teacher, folder: Path) -> TrainingResult:
+    return train(tiny_student(prepared), phases_of(method, prepared), prepared, settings(keep="last"), 1, folder,
+                 Journal(folder / "journal.jsonl"), "toy", teacher)
+
+
+@pytest.mark.parametrize("method", methods.names())
+@pytest.mark.parametrize(("kinds", "dtype", "tolerance"), [
+    (("logits", "cls", "mean"), "float32", 1e-4), (("logits",), "float32", 1e-4),
+    (("logits", "cls", "mean"), "float16", 5e-3)])
+def test_the_same_training(method: str, kinds: tuple[str, ...], dtype: str, tolerance: float, prepared: Prepared,
+                           teacher_folder: Path, tmp_path: Path) -> None:
+    live = _train(method, prepared, _teacher(prepared, teacher_folder, (), dtype, tmp_path), tmp_path / "a")
+    stored = _train(method, prepared, _teacher(prepared, teacher_folder, kinds, dtype, tmp_path), tmp_path / "b")
+    for one, other in zip(live.record["history"], stored.record["history"], strict=True):
+        assert one["diagnostics"].keys() == other["diagnostics"].keys()
+        for name, value in one["parts"].items():
+            assert other["parts"][name] == pytest.approx(value, rel=tolerance, abs=tolerance / 10), name
+    theirs = stored.student.state_dict()
+    for name, value in live.student.state_dict().items():
+        torch.testing.assert_close(value, theirs[name], rtol=0, atol=2 * tolerance, msg=name)
+
+
+def test_a_teacher_that_is_all_stored_is_not_loaded(prepared: Prepared, teacher_folder: Path, tmp_path: Path) -> None:
+    teacher = _teacher(prepared, teacher_folder, ("logits", "mean"), "float16", tmp_path)
+    stored = Teacher(teacher_folder, prepared.info.labels, CPU, FP32, teacher.store)
+    _train("rail_kd_l", prepared, stored, tmp_path / "a")
+    assert not stored.is_loaded
+    only_logits = _teacher(prepared, teacher_folder, ("logits",), "float16", tmp_path / "mixed")
+    assert FeatureKey("mean", 1) not in only_logits.store.keys
