@@ -30,7 +30,7 @@ def _blocks(text: str, language: str) -> list[str]:
 
 def _commands(text: str) -> list[str]:
     """Lines of bash blocks and inline code that start with a program we know, without comments."""
-    lines = [line for block in _blocks(text, "bash") for line in block.splitlines()]
+    lines = [line for block in _blocks(text, "bash") for line in block.replace("\\\n", " ").splitlines()]
     lines += re.findall(r"`((?:\.venv/bin/)?(?:make|kdflow|dvc|prefect|python|mlflow|torchrun) [^`]+)`", text)
     return [" ".join(shlex.split(line, comments=True)).removeprefix(".venv/bin/") for line in lines if line.strip()]
 
@@ -58,7 +58,7 @@ def test_commands_exist(document, command):
             assert rest[2] in _deployments()
         case "mlflow":
             assert rest[:2] == ["models", "serve"]
-        case "source" | "export":
+        case "source" | "export" | "curl":
             pass
         case _:
             pytest.fail(f"{document}: nobody checks `{command}`")
