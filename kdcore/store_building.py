@@ -40,7 +40,7 @@ def build(folder: Path, scratch: Path, manifest: Manifest, tokens: TokenTable, c
 
     `compute` takes the padded inputs of a batch on `device` and returns its features [b, *shape]. `scratch` holds
     the unfinished store and is gone afterwards; what an unfinished pass for another manifest or batch size left
-    there is not used.
+    there is not used. Only one process may work in it.
 
     Returns:
         rows and seconds of this process (a resumed pass has fewer rows to do), and the store's bytes.

@@ -241,7 +241,7 @@ class TestMistakes:
         PLAN.check(PLAN, tmp_path / "toy")
 
     def test_no_store(self, tmp_path):
-        with pytest.raises(UserError, match="no teacher features in .*toy.*run `kdflow features toy` first"):
+        with pytest.raises(UserError, match=r"no teacher features in .*toy.*run `kdflow features toy` first"):
             FeatureStore.open(tmp_path / "toy")
 
     @pytest.mark.parametrize("content", ["", "[]", "{}", '{"features": {}, "dtype": "int8"}'])
