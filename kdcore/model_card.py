@@ -2,7 +2,7 @@
 
 from kdcore.candidate import Candidate
 
-EXAMPLE = ("A charming film with a clever plot.", "The plot is clever.")
+EXAMPLE = ("A charming film.", "The film is charming.")
 
 
 def of_model(candidate: Candidate, name: str) -> str:
@@ -24,8 +24,8 @@ def of_model(candidate: Candidate, name: str) -> str:
 
 ```
 mlflow models serve -m models:/{name}@champion --env-manager local --port 5001
-curl -s http://127.0.0.1:5001/invocations -H 'Content-Type: application/json' \\
-  -d '{{"dataframe_records": [{_record(info.is_pair)}]}}'
+curl -s http://127.0.0.1:5001/invocations -H 'Content-Type: application/json' -d '
+  {{"dataframe_records": [{_record(info.is_pair)}]}}'
 ```
 
 **Load it in Python**
@@ -33,7 +33,8 @@ curl -s http://127.0.0.1:5001/invocations -H 'Content-Type: application/json' \\
 ```python
 import mlflow, pandas as pd
 model = mlflow.pyfunc.load_model("models:/{name}@champion")
-model.predict(pd.DataFrame([{_record(info.is_pair)}]))
+texts = [{_record(info.is_pair)}]
+model.predict(pd.DataFrame(texts))
 ```
 
 The folder `artifacts/seed-N` of a version is a plain transformers model: it loads with
@@ -44,27 +45,40 @@ the selection split beyond noise, not worse out of domain, latency measured, sam
 """
 
 
-def of_version(candidate: Candidate, name: str, version: str) -> str:
-    """Markdown for one version: scores beside the teacher's, cost, lineage and how to make it again."""
+def of_version(candidate: Candidate) -> str:
+    """Markdown for one version: scores beside the teacher's, cost, lineage and how to make it again.
+
+    MLflow's list of versions shows the first line as it is, hence without markup.
+    """
     info, code = candidate.info, candidate.code
-    where = str(code) if code.commit else "not under git"
-    rows = [f"| {split} | {_role(candidate, split)} | {metric} | {value:.4f} | {_teacher(candidate, split, metric)} |"
-            for split in info.splits for metric, value in candidate.scores.get(split, {}).items()]
-    lineage = [f"| {kind} | `{value}` |" for kind, value in candidate.hashes.items()]
+    scores = [(split, metric, value) for split in info.splits
+              for metric, value in candidate.scores.get(split, {}).items()]
+    summary = ", ".join(f"{split} {metric} {value:.3f}" for split, metric, value in scores)
+    origin = [("code", str(code) if code.commit else "not under git"), ("checkpoint", candidate.checkpoint),
+              *candidate.hashes.items()]
     again = [f"git checkout {code.commit}"] if code.commit else []
     again += [f"cd studies/{candidate.study}"] if candidate.study != "demo" else []
     again += ["dvc pull --run-cache   # where a remote is set up", f"dvc repro {candidate.stage}"]
     dirty = "\n\nThe code had changes that were not committed, so the revision alone does not tell all of it." \
         if code.dirty else ""
     return "\n".join([
-        f"**{name} version {version}**: trained with `{candidate.method}`, seed {candidate.seed}.", "",
-        "| split | role | metric | this model | its teacher |", "|---|---|---|---|---|", *rows, "",
-        f"The checkpoint was chosen on `{info.select}` ({info.splits[info.select].rows} rows). "
+        f"{candidate.method}, seed {candidate.seed}: {summary}", "",
+        *_table(("split", "role", "metric", "this model", "its teacher"),
+                [(split, _role(candidate, split), metric, f"{value:.4f}", _teacher(candidate, split, metric))
+                 for split, metric, value in scores]), "",
+        f"The checkpoint was chosen on `{info.select}` ({info.splits[info.select].rows:,} rows). "
         "These are the numbers of this one model; the study's report has means over seeds.", "",
         f"**Cost:** {_count(candidate.parameters)} parameters; {_latency(candidate)}.", "",
-        "**Where it came from**", "", "| what | hash or revision |", "|---|---|",
-        f"| code | `{where}` |", f"| checkpoint | `{candidate.checkpoint}` |", *lineage, "",
+        "**Where it came from**", "",
+        *_table(("what", "revision or DVC hash"), [(what, f"`{value}`") for what, value in origin]), "",
         "**Make it again**", "", "```", *again, "```" + dirty, ""])
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    """A Markdown table; MLflow draws cells and tables without any space, so they bring their own."""
+    lines = [head, *rows]
+    text = ["|" + "|".join(f" {cell}\N{NO-BREAK SPACE}\N{NO-BREAK SPACE} " for cell in line) + "|" for line in lines]
+    return [text[0], "|" + ":---|" * len(head), *text[1:], "", "\N{NO-BREAK SPACE}"]
 
 
 def _record(is_pair: bool) -> str:

@@ -73,7 +73,7 @@ def register(study: config.Study, layout: Layout, dataset: str, method: str, see
         else:
             for key, value in _tags(candidate).items():
                 client.set_model_version_tag(name, version, key, value)
-        client.update_model_version(name, version, model_card.of_version(candidate, name, version))
+        client.update_model_version(name, version, model_card.of_version(candidate))
         _alias(client, name, version)
         return Registered(name, version, aliases(client, name).get(version, ()), new)
 
@@ -129,7 +129,10 @@ def _log(client: "MlflowClient", candidate: Candidate) -> tuple[str, str]:
     experiment = tracking_store.experiment(client, candidate.study)
     tracking_store.close_orphans(client, experiment)
     title = f"register {candidate.dataset} {candidate.method} seed {candidate.seed}"
-    tags = _tags(candidate) | {tracking_store.KIND: "register", tracking_store.HOST: socket.gethostname(),
+    command = f"kdflow register {candidate.dataset} {candidate.method} --seed {candidate.seed}"
+    tags = _tags(candidate) | {"mlflow.source.name": command, "mlflow.source.type": "LOCAL",
+                               "mlflow.source.git.commit": candidate.code.commit, tracking_store.KIND: "register",
+                               tracking_store.HOST: socket.gethostname(),
                                tracking_store.PROCESS: tracking_store.own_process()}
     if parent := tracking_store.parent_of_this_process(client, experiment, candidate.study):
         tags[tracking_store.PARENT] = parent
@@ -155,16 +158,15 @@ def _log(client: "MlflowClient", candidate: Candidate) -> tuple[str, str]:
 
 def _log_facts(client: "MlflowClient", run: str, candidate: Candidate) -> None:
     """Settings, the dataset's digest, and what the gates will compare later challengers with."""
-    from mlflow.entities import Dataset, DatasetInput, InputTag, Param
+    from mlflow.entities import Param
 
     client.log_batch(run, params=[Param(*item) for item in flatten(candidate.settings).items()][:100])
     prepared = candidate.hashes.get("prepared")
     if prepared:
         source = {split.name: split.source for split in candidate.info.splits.values()}
-        profile = {split.name: split.rows for split in candidate.info.splits.values()}
-        client.log_inputs(run, [DatasetInput(
-            Dataset(candidate.dataset, prepared.removesuffix(".dir"), "dvc", json.dumps(source),
-                    profile=json.dumps(profile)), [InputTag("mlflow.data.context", "training and evaluation")])])
+        sizes = {split.name: split.rows for split in candidate.info.splits.values()}
+        client.log_inputs(run, [tracking_store.dataset_input(candidate.dataset, prepared, json.dumps(source),
+                                                             json.dumps(sizes))])
     for path in candidate.predictions.values():
         client.log_artifact(run, str(path), "evaluation/predictions")
     with tempfile.TemporaryDirectory() as folder:
@@ -185,10 +187,9 @@ def _tags(candidate: Candidate) -> dict[str, str]:
     """What leads back to git and DVC, and the scores with the names of their splits."""
     tags = {CHECKPOINT: candidate.checkpoint, "kdflow.study": candidate.study, "kdflow.dataset": candidate.dataset,
             "kdflow.method": candidate.method, "kdflow.seed": str(candidate.seed), "kdflow.stage": candidate.stage,
-            "kdflow.parameters": str(candidate.parameters), "kdflow.selected_on": candidate.info.select,
-            "kdflow.labels": json.dumps(candidate.info.labels)}
+            "kdflow.parameters": str(candidate.parameters), "kdflow.selected_on": candidate.info.select}
     if candidate.code.commit:
-        tags |= {"kdflow.revision": str(candidate.code), "mlflow.source.git.commit": candidate.code.commit}
+        tags["kdflow.revision"] = str(candidate.code)
     tags |= {f"dvc.{kind}": value for kind, value in candidate.hashes.items()}
     return tags | {f"metric.{split}.{name}": f"{value:.6g}" for split, values in candidate.scores.items()
                    for name, value in values.items()}

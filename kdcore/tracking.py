@@ -46,6 +46,7 @@ GIVE_UP_OPENING = 3
 """After so many failures without a run, nobody waits for its id any more."""
 KEPT_POINTS = 20_000
 """Metric points kept while the store does not answer; the oldest go first, and are counted."""
+PREPARED = "dvc.prepared"
 _LONGEST_VALUE = 5000  # MLflow refuses parameters above 6000 and tags above 8000 characters
 
 
@@ -187,6 +188,8 @@ class _Record:
         tags = {f"kdflow.{name}": value for name, value in self.what.items()}
         tags |= {tracking_store.HOST: socket.gethostname(), tracking_store.PROCESS: tracking_store.own_process(),
                  tracking_store.NAME: self.name}
+        source = " ".join(["kdflow", *(self.what[k] for k in ("kind", "dataset", "method") if k in self.what)])
+        tags |= {"mlflow.source.name": source, "mlflow.source.type": "LOCAL"}
         if code.commit:
             tags |= {"mlflow.source.git.commit": code.commit, "kdflow.revision": str(code)}
         return tags | self._inputs() | {_key(name): value[:_LONGEST_VALUE] for name, value in self.tags.items()}
@@ -257,7 +260,8 @@ class _Worker(threading.Thread):
         self._client: MlflowClient | None = None
         self._run: str | None = None
         self._parent: str | None = None
-        self._params_sent = False
+        self._prepared: str | None = None
+        self._settings_sent = False
         self._ended = False
         self._status = "FINISHED"
 
@@ -313,11 +317,14 @@ class _Worker(threading.Thread):
         if self._run is None:
             self._run = self._create(self._client)
             self._known.set()
-        if not self._params_sent:
+        if not self._settings_sent:
             params = [Param(name, value) for name, value in self._record.params.items()]
             for start in range(0, len(params), 100):  # MLflow's limit for one call
                 self._client.log_batch(self._run, params=params[start:start + 100])
-            self._params_sent = True
+            if self._prepared:
+                used = tracking_store.dataset_input(self._record.what["dataset"], self._prepared)
+                self._client.log_inputs(self._run, [used])
+            self._settings_sent = True
 
     def _create(self, client: "MlflowClient") -> str:
         study = self._record.what["study"]
@@ -327,6 +334,7 @@ class _Worker(threading.Thread):
         self._parent = tracking_store.parent_of_this_process(client, experiment, study)
         if self._parent:
             tags[tracking_store.PARENT] = self._parent
+        self._prepared = tags.get(PREPARED)
         return client.create_run(experiment, tags=tags, run_name=self._record.name).info.run_id
 
     def _send(self) -> None:

@@ -18,6 +18,7 @@ import psutil
 from kdcore import layout
 
 if TYPE_CHECKING:
+    from mlflow.entities import DatasetInput
     from mlflow.entities import Run as MlflowRun
     from mlflow.tracking import MlflowClient
 
@@ -28,6 +29,8 @@ STUDY = "kdflow.study"
 PARENT = "mlflow.parentRunId"
 NAME = "mlflow.runName"
 CLOSED = "kdflow.closed"
+_KIND_OF_WORK = "mlflow.experimentKind"
+"""Else MLflow's pages show a study as a place for prompts and traces."""
 _CLOCK_SLACK = 5.0
 """Seconds by which two readings of a process's start time may differ when the clock is adjusted."""
 
@@ -78,7 +81,7 @@ def experiment(client: "MlflowClient", study: str) -> str:
             if uri().startswith("sqlite:"):
                 place = (layout.ROOT.resolve() / "mlartifacts" / study).as_uri()
             try:
-                return client.create_experiment(name, artifact_location=place)
+                return client.create_experiment(name, place, {_KIND_OF_WORK: "custom_model_development"})
             except MlflowException:  # another host was faster, on a store that hosts share
                 found = client.get_experiment_by_name(name)
                 if found is None:
@@ -94,6 +97,18 @@ def setup(study: str = "demo") -> str:
     experiment_id = experiment(client, study)
     close_orphans(client, experiment_id)
     return experiment_id
+
+
+def dataset_input(name: str, dvc_hash: str, source: str = "{}", profile: str | None = None) -> "DatasetInput":
+    """A prepared dataset as the input of a run, with its DVC hash as digest.
+
+    `source` and `profile` are JSON texts: where the splits come from, and their sizes.
+    """
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    digest = dvc_hash.removesuffix(".dir")  # MLflow takes 36 characters
+    return DatasetInput(Dataset(name, digest, "dvc", source, profile=profile),
+                        [InputTag("mlflow.data.context", "prepared")])
 
 
 @contextmanager

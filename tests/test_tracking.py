@@ -66,6 +66,9 @@ def test_a_run_says_what_ran_and_how_it_went(store: Store) -> None:
     expected = {"kdflow.kind": "distill", "kdflow.study": "tiny", "kdflow.dataset": "rte", "kdflow.method": "rail_kd_l",
                 "kdflow.seed": "2", "kdflow.teacher": "cafe", "dvc.prepared": "abc.dir"}
     assert expected.items() <= tags.items()
+    assert tags["mlflow.source.name"] == "kdflow distill rte rail_kd_l"
+    [used] = recorded.inputs.dataset_inputs
+    assert (used.dataset.name, used.dataset.digest) == ("rte", "abc")
     assert tags["kdflow.process"].startswith(f"{os.getpid()}:")
     client = tracking_store.connect()
     history = client.get_metric_history(run_id, "loss")
