@@ -28,6 +28,7 @@ from tasks.chain import Chain, Outcome
 from tasks.plan import Plan, stage_name
 from tasks.stage import Order
 
+THREADS: ThreadPoolTaskRunner[object] = ThreadPoolTaskRunner()
 BUSY, REFUSED = "Busy", "Refused"
 """Names of Failed states: another flow has the study; the user's mistake."""
 
@@ -39,7 +40,7 @@ def _run_name() -> str:
     return f"{name}.{given['profile']}" if given["profile"] else name
 
 
-@flow(name="distill", flow_run_name=_run_name, task_runner=ThreadPoolTaskRunner(), persist_result=False,
+@flow(name="distill", flow_run_name=_run_name, task_runner=THREADS, persist_result=False,
       validate_parameters=True, log_prints=False)
 def distill(study: str = ".", profile: str | None = None, datasets: list[str] | None = None,
             methods: list[str] | None = None, parallel: int | None = None, force: bool = False) -> State[None]:
@@ -60,6 +61,7 @@ def distill(study: str = ".", profile: str | None = None, datasets: list[str] | 
             claim.record(str(runtime.flow_run.id))
             if claim.previous and claim.previous.flow_run and runs.close(claim.previous.flow_run):
                 log.warning(f"closed the run of a flow that was killed (PID {claim.previous.process.split(':')[0]})")
+            runs.close_tasks_of_ended_flows()
             todo = plan.make(folder, datasets, methods, force)
             for note in todo.notes:
                 log.warning(note)
@@ -117,7 +119,7 @@ def _register(folder: Path, todo: Plan, outcome: Outcome, parent: str | None) ->
             continue
         state = register.register(str(folder), dataset, parent, return_state=True)
         if state.is_completed():
-            told.append(state.result())
+            told.append(str(state.result()))
         else:
             outcome.failed[f"register@{dataset}"] = state.message or f"register@{dataset} failed"
     return told
@@ -174,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _conclude(folder: Path, todo: Plan | None) -> int:
-    """Print the results and where to look. With a plan of nothing to do, see that the registry has the best students."""
+    """Print the results and where to look. With a plan (of nothing to do), also look after the registry."""
     if todo is not None and tracking.enabled():
         for dataset in todo.datasets:
             if not open_stages(todo, Outcome(), dataset):

@@ -71,8 +71,10 @@ class Chain:
                 self._block(outcome)
                 for stage in self._ready(outcome)[: self._order.parallel - len(running)]:
                     self._waiting.remove(stage)
-                    future = run_stage.submit(stage, as_dictionary(self._complete(stage)), wait_for=[
-                        futures[need] for need in sorted(self._plan.needs[stage]) if need in futures])
+                    # All that it needs is done; naming it draws the arrows on the run's page.
+                    above = [futures[need] for need in sorted(self._plan.needs[stage]) if need in futures]
+                    future: PrefectFuture[Any] = run_stage.submit(
+                        stage=stage, order=as_dictionary(self._complete(stage)), wait_for=above, return_state=False)
                     running[stage] = futures[stage] = future
                     future.add_done_callback(lambda _, stage=stage: finished.put(stage))
                 try:
@@ -119,4 +121,5 @@ class Chain:
         if state.is_completed():
             outcome.done[stage] = state.result()
         else:
-            outcome.failed[stage] = state.message or f"{stage} ended {state.name}"
+            text = state.message or f"{stage} ended {state.name}"
+            outcome.failed[stage] = text.removeprefix("Task run encountered an exception StageBusy: ")

@@ -1,6 +1,7 @@
 """What `make up` sets up in a fresh Prefect server: work pool, deployments, and the automation against zombies.
 
-    python -m tasks.deploy        # with PREFECT_API_URL set; can be repeated
+    python -m tasks.deploy                # with PREFECT_API_URL set; can be repeated
+    python -m tasks.deploy --close-runs   # after the worker: what it was running is Crashed
 """
 
 import os
@@ -18,7 +19,7 @@ from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import ObjectNotFound
 
 from kdcore.layout import ROOT
-from tasks import services
+from tasks import runs, services
 
 ZOMBIES = "kdflow: flow runs without a sign of life are Crashed"
 WINDOW = 3 * services.BEAT
@@ -31,6 +32,9 @@ _ENDS = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cance
 
 def main() -> None:
     """Create what is missing; bring what exists up to date."""
+    if "--close-runs" in sys.argv[1:]:
+        runs.close_runs_of_pool(services.POOL, "its worker was stopped by `make down`")
+        return
     with get_client(sync_client=True) as client:
         _pool(client)
         _automation(client)
@@ -44,10 +48,11 @@ def automation() -> Automation:
         name=ZOMBIES,
         description="A worker or a flow that was killed cannot say so; its run would stay Running for ever.",
         trigger=EventTrigger(
-            match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"}), for_each={"prefect.resource.id"},
-            after={_BEAT}, expect={_BEAT} | _ENDS, posture=Posture.Proactive, threshold=1,
-            within=timedelta(seconds=WINDOW)),
-        actions=[ChangeFlowRunState(state=StateType.CRASHED, message=f"no sign of life for {WINDOW} seconds")])
+            match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"}),
+            for_each={"prefect.resource.id"}, after={_BEAT}, expect={_BEAT} | _ENDS, posture=Posture.Proactive,
+            threshold=1, within=timedelta(seconds=WINDOW)),
+        actions=[ChangeFlowRunState(name=None, state=StateType.CRASHED, force=False,
+                                    message=f"no sign of life for {WINDOW} seconds")])
 
 
 def _pool(client: SyncPrefectClient) -> None:

@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from kdcore.errors import BusyError, UserError, did_you_mean
 from tasks import repair
 
 if TYPE_CHECKING:
-    from dvc.repo import Repo, lock_repo
+    from dvc.repo import Repo
     from dvc.stage import Stage
 
 KINDS = ("prepare", "teacher", "features", "distill", "evaluate-teacher", "evaluate", "report")
@@ -89,7 +90,7 @@ def make(study: Path, datasets: Sequence[str] | None = None, methods: Sequence[s
     stale = _with_downstream({name: reason(found) for name, found in changes.items() if found}, needs)
     selected = _selected(needs, settings, chosen_datasets, chosen_methods)
     if force:
-        stale = {name: "forced" for name in selected} | stale
+        stale = dict.fromkeys(selected, "forced") | stale
     left_out = _left_out(selected, stale, needs)
     run = {name: why for name, why in stale.items() if name in selected and name not in left_out}
     return Plan(chosen_datasets, chosen_methods, needs, run, left_out,
@@ -152,7 +153,7 @@ def _stages(repo: "Repo") -> "list[Stage]":
 
 def _changes(repo: "Repo") -> dict[str, list[Any]]:
     """DVC's reasons why each stage is not current; empty for one that is."""
-    changes = {}
+    changes: dict[str, list[Any]] = {}
     for stage in _stages(repo):
         status = stage.status(check_updates=True)
         changes[stage.name] = next(iter(status.values()), [])
@@ -198,8 +199,6 @@ def _with_downstream(stale: dict[str, str], needs: Mapping[str, frozenset[str]])
 
 
 def _in_order(needs: Mapping[str, frozenset[str]]) -> list[str]:
-    from graphlib import TopologicalSorter
-
     return list(TopologicalSorter(needs).static_order())
 
 

@@ -5,40 +5,67 @@ from uuid import UUID
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import (
     FlowRunFilter,
-    FlowRunFilterId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
     TaskRunFilter,
     TaskRunFilterState,
     TaskRunFilterStateType,
+    WorkPoolFilter,
+    WorkPoolFilterName,
 )
 from prefect.client.schemas.objects import StateType
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed
 
 from kdcore import tracking_store
+from tasks.addresses import mlflow_url
 
 UNFINISHED = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
+FINISHED = [StateType.COMPLETED, StateType.FAILED, StateType.CRASHED, StateType.CANCELLED]
 
 
 def close(flow_run: str) -> bool:
-    """Mark a dead flow's run, and its task runs, Crashed where they say that they still run.
+    """Mark a dead flow's run Crashed where it says that it still runs; returns whether it did.
 
-    Returns whether there was any. A run that this server does not know is no error: the flow may have had another.
+    A run that this server does not know is no error: the flow may have had another server.
     """
-    message = "its process ended without saying how; seen by the next flow on this study"
     with get_client(sync_client=True) as client:
         try:
             run = client.read_flow_run(UUID(flow_run))
         except ObjectNotFound:
             return False
+        if run.state is not None and run.state.is_final():
+            return False
+        client.set_flow_run_state(run.id, Crashed(message="its process ended without saying how; seen by the next "
+                                                          "flow on this study"), force=True)
+        return True
+
+
+def close_tasks_of_ended_flows() -> int:
+    """Mark task runs Crashed whose flow run has ended while they say that they still run; returns how many.
+
+    A killed flow cannot end its task runs, and the automation that finds it knows only flow runs.
+    """
+    with get_client(sync_client=True) as client:
         left = client.read_task_runs(
-            flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id])),
+            flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=FINISHED))),
             task_run_filter=TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=UNFINISHED))))
         for task_run in left:
-            client.set_task_run_state(task_run.id, Crashed(message=message), force=True)
-        if run.state is not None and run.state.is_final():
-            return bool(left)
-        client.set_flow_run_state(run.id, Crashed(message=message), force=True)
-        return True
+            client.set_task_run_state(task_run.id, Crashed(message="its flow run has ended"), force=True)
+    return len(left)
+
+
+def close_runs_of_pool(pool: str, message: str) -> int:
+    """For after a pool's last worker: mark the flow runs that it was running Crashed; returns how many."""
+    with get_client(sync_client=True) as client:
+        running = client.read_flow_runs(
+            work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[pool])),
+            flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(
+                any_=[StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]))))
+        for run in running:
+            client.set_flow_run_state(run.id, Crashed(message=message), force=True)
+    close_tasks_of_ended_flows()
+    return len(running)
 
 
 def mlflow_links(study: str, parent_run: str | None) -> list[str]:
@@ -46,8 +73,6 @@ def mlflow_links(study: str, parent_run: str | None) -> list[str]:
 
     Empty without tracking. The address is that of `make up` when nothing is served now.
     """
-    from tasks.addresses import mlflow_url
-
     if parent_run is None:
         return []
     client = tracking_store.connect()

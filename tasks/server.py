@@ -42,7 +42,7 @@ def reachable() -> Iterator[str]:
         except BlockingIOError:
             raise BusyError("another flow of this checkout runs with a temporary server; wait for it, or start one "
                             "that flows share: `make up`") from None
-        os.environ[OWNER] = identity(os.getpid()) or ""  # so that the next flow can end the server if this one is killed
+        os.environ[OWNER] = identity(os.getpid()) or ""  # the next flow ends the server if this one is killed
         with temporary_settings({"home": HOME, "server.analytics_enabled": False,
                                  "server.ephemeral.startup_timeout_seconds": 120}):
             yield "a temporary server"

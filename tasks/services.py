@@ -93,9 +93,12 @@ def down() -> int:
     """End the worker with what it runs, then the servers."""
     running = _running()
     for name in ("worker", "mlflow", "prefect"):
-        if name in running:
-            end_session(int(running[name].process.partition(":")[0]), grace=10.0)
-            print(f"stopped {name}")
+        if name not in running:
+            continue
+        if name == "prefect":
+            _run([sys.executable, "-m", "tasks.deploy", "--close-runs"], os.environ | _prefect_settings())
+        end_session(int(running[name].process.partition(":")[0]), grace=10.0)
+        print(f"stopped {name}")
     if not running:
         print("nothing was running")
     STATE.unlink(missing_ok=True)

@@ -19,6 +19,8 @@ from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.states import Failed
 
 from kdcore.layout import Layout
 from tasks import guard, slots
@@ -81,13 +83,17 @@ def is_busy(_task: Any, _run: Any, state: Any) -> bool:
 
 @task(name="stage", task_run_name="{stage}", cache_policy=NO_CACHE, persist_result=False, log_prints=False,
       retries=8, retry_delay_seconds=15, retry_condition_fn=is_busy)
-def run_stage(stage: str, order: dict[str, Any]) -> dict[str, Any]:
+def run_stage(stage: str, order: dict[str, Any]) -> dict[str, Any] | State[Any]:
     """Run one stage; `order` is an `Order` as a dictionary. Returns what `run` returns.
 
-    Raises:
-        StageFailed: the command failed, was refused or timed out.
+    A stage that failed ends the task Failed with one line that says why; the rest is in its log.
     """
-    return run(stage, Order(**order), STOP.get(threading.Event()), get_run_logger())
+    try:
+        return run(stage, Order(**order), STOP.get(threading.Event()), get_run_logger())
+    except StageBusy:
+        raise  # an exception is what makes Prefect try again
+    except (StageFailed, InterruptedError) as error:
+        return Failed(message=str(error), name="TimedOut" if isinstance(error, StageTimedOut) else "Failed")
 
 
 def run(stage: str, order: Order, stop: threading.Event, log: Any) -> dict[str, Any]:

@@ -7,11 +7,13 @@ no out, so that tests can count what really ran.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
+from copy import copy, deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ruamel.yaml import YAML
 
@@ -21,8 +23,9 @@ WORK = """\
 import json, os, pathlib, sys, time
 name, out, *inputs = sys.argv[1:]
 seconds, fail = json.load(open("behaviour.json"))
+given = [os.environ.get(variable) for variable in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")]
 with open("starts.txt", "a") as starts:
-    starts.write(f"{name} {os.getpid()} {os.environ.get('OMP_NUM_THREADS')} {os.environ.get('CUDA_VISIBLE_DEVICES')}\\n")
+    print(name, os.getpid(), *given, file=starts)
 print(f"{name} begins", flush=True)
 deadline = time.monotonic() + seconds
 while time.monotonic() < deadline:
@@ -110,6 +113,13 @@ class Toy:
         }
         self.write()
         self.behave()
+
+    def copy(self, folder: Path) -> Self:
+        """The same study, as far as it has come, in another folder."""
+        shutil.copytree(self.folder, folder)
+        twin = copy(self)
+        twin.folder, twin.params = folder, deepcopy(self.params)
+        return twin
 
     def behave(self, seconds: float = 0.0, fail: tuple[str, ...] = ()) -> None:
         """Set how long stages take from now on, and which fail."""
