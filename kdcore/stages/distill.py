@@ -29,8 +29,8 @@ from kdcore.training.precision import device, resolve
 from kdcore.training.run import train
 
 CODE = ("training", "models", "objective.py", "features.py", "losses.py", "mapping.py", "projection.py", "teacher.py",
-        "store.py", "export.py", "data/batching.py", "data/tokens.py", "evaluation/metrics.py", "evaluation/predict.py",
-        "stages/distill.py")
+        "store.py", "export.py", "data/batching.py", "data/tokens.py", "evaluation/metrics.py", "evaluation/ood.py",
+        "evaluation/predict.py", "stages/distill.py")
 """What decides what a student becomes, beside the method's own file: a checkpoint of other code is not resumed."""
 
 

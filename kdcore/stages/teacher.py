@@ -29,8 +29,9 @@ from kdcore.training.journal import Journal
 from kdcore.training.precision import device, resolve
 from kdcore.training.run import TrainingResult, train
 
-CODE = ("training", "models", "objective.py", "features.py", "losses.py", "methods/finetune.py", "export.py",
-        "data/batching.py", "data/tokens.py", "evaluation/metrics.py", "evaluation/predict.py", "stages/teacher.py")
+CODE = ("training", "models", "objective.py", "features.py", "losses.py", "mapping.py", "export.py",
+        "methods/finetune.py", "data/batching.py", "data/tokens.py", "evaluation/metrics.py", "evaluation/ood.py",
+        "evaluation/predict.py", "stages/teacher.py")
 """What decides what a teacher becomes: a checkpoint of other code is not resumed."""
 
 

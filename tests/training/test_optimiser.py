@@ -82,8 +82,11 @@ def test_projections_move_with_the_first_step(method: str, prepared: Prepared, f
 
 def test_optimiser_state_loads_before_any_forward(prepared: Prepared) -> None:
     """Nothing is created at the first call: the group sizes are final at once."""
-    one, other = (torch.optim.AdamW(parameter_groups(
-        Distiller(tiny_student(prepared), phases_of("rail_kd_c", prepared)[0].objective, FP32), 0.01)) for _ in range(2))
+    def new() -> torch.optim.AdamW:
+        (phase,) = phases_of("rail_kd_c", prepared)
+        return torch.optim.AdamW(parameter_groups(Distiller(tiny_student(prepared), phase.objective, FP32), 0.01))
+
+    one, other = new(), new()
     other.load_state_dict(one.state_dict())  # raises when sizes differ
     assert [len(group["params"]) for group in one.param_groups] == [len(g["params"]) for g in other.param_groups]
 

@@ -1,0 +1,282 @@
+"""The distill stage: students that need nothing of ours, finished seeds that stay finished (A11, A23, A25, A86)."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from kdcore import config, methods
+from kdcore.data.prepared import Prepared
+from kdcore.errors import BusyError, UserError
+from kdcore.evaluation.predict import predict
+from kdcore.layout import Layout
+from kdcore.lineage import hash_folder
+from kdcore.stages import distill, teacher
+from tests.import_graph import ROOT, closure, has_code
+from tests.stages.small_study import small_study, with_teacher
+from tests.test_dvc_yaml import NO_DEPENDENCY
+
+Ready = tuple[config.Study, Layout]
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory: pytest.TempPathFactory) -> Ready:
+    """A study with teacher and features."""
+    study, layout = small_study(tmp_path_factory.mktemp("study"))
+    with_teacher(study, layout)
+    return study, layout
+
+
+@pytest.fixture
+def fresh(ready: Ready) -> Ready:
+    """The same without students and scratch."""
+    study, layout = ready
+    for folder in (layout.student("toy", "rail_kd_l").parent, layout.scratch):
+        shutil.rmtree(folder, ignore_errors=True)
+    return study, layout
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_every_method(method: str, fresh: Ready) -> None:
+    study, layout = fresh
+    distill.run(study, layout, "toy", method)
+    for seed in (1, 2):
+        folder = layout.student("toy", method) / f"seed-{seed}"
+        assert {path.name for path in folder.iterdir()} == {
+            "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "training.json"}
+        record = json.loads((folder / "training.json").read_text())
+        assert record["seed"] == seed
+        assert record["method"]["name"] == method
+        assert record["init"] == "layers 2, 4 of the fine-tuned teacher (4 layers), its head"
+        assert len(record["history"]) == 2
+        assert record["teacher"]
+    assert not (layout.scratch / f"distill-toy-{method}").exists()
+    measured = json.loads((layout.measured / f"distill@toy-{method}.json").read_text())
+    assert set(measured) == {"seed-1", "seed-2"}
+    assert measured["seed-1"]["examples_per_second"] > 0
+    assert measured["seed-1"]["train_seconds_by_teachers"] > 0
+    assert measured["seed-1"]["peak_rss_bytes"] > 10**8
+
+
+def test_an_exported_student_stands_alone(fresh: Ready) -> None:
+    study, layout = fresh
+    distill.run(study, layout, "toy", "rail_kd_c")
+    folder = layout.student("toy", "rail_kd_c") / "seed-2"
+    student = AutoModelForSequenceClassification.from_pretrained(folder)
+    assert not any("projection" in name or "teacher" in name for name in student.state_dict())
+    own = sum(p.numel() * p.element_size() for p in student.parameters())
+    assert own < (folder / "model.safetensors").stat().st_size < own + 20_000
+    prepared = Prepared.load(layout.prepared("toy"))
+    record = json.loads((folder / "training.json").read_text())
+    answers = predict(student, prepared, "validation", 16).argmax(dim=1)
+    accuracy = (answers == prepared.labels("validation")).float().mean().item()
+    assert accuracy == pytest.approx(record["selected"]["score"])
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    texts = prepared.table("validation").column("text").to_pylist()
+    with torch.no_grad():
+        logits = student(**tokenizer(texts, padding=True, return_tensors="pt")).logits
+    torch.testing.assert_close(logits, predict(student, prepared, "validation", 16), rtol=0, atol=1e-5)
+
+
+def test_same_seed_same_bytes_anywhere(fresh: Ready, tmp_path: Path) -> None:
+    """Not a path, a time or a run's name is in what is published."""
+    study, layout = fresh
+    distill.run(study, layout, "toy", "rail_kd_l")
+    elsewhere = Layout(tmp_path / "another" / "place")
+    for name in ("prepared", "teacher", "features"):
+        shutil.copytree(layout.study / "artifacts" / name, elsewhere.study / "artifacts" / name)
+    time.sleep(1.1)  # another second on the clock
+    distill.run(study, elsewhere, "toy", "rail_kd_l")
+    assert hash_folder(layout.student("toy", "rail_kd_l")) == hash_folder(elsewhere.student("toy", "rail_kd_l"))
+    for path in elsewhere.student("toy", "rail_kd_l").rglob("*.json"):
+        for word in (str(layout.study), str(tmp_path), "/tmp", str(Path.home()), "local_files_only"):
+            assert word not in path.read_text(), path
+
+
+def test_seeds_differ(fresh: Ready) -> None:
+    study, layout = fresh
+    distill.run(study, layout, "toy", "finetune")
+    one, two = ((layout.student("toy", "finetune") / f"seed-{n}" / "model.safetensors").read_bytes() for n in (1, 2))
+    assert one != two
+
+
+def test_a_finished_seed_is_not_trained_again(fresh: Ready, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process dies in the second seed; the next one trains only that, also when DVC removed the out (A86)."""
+    study, layout = fresh
+    trained: list[int] = []
+    train = distill.train
+
+    def dies_in_two(*args, **more):  # type: ignore[no-untyped-def]
+        trained.append(args[4])
+        if trained == [1, 2]:
+            raise KeyboardInterrupt
+        return train(*args, **more)
+
+    monkeypatch.setattr(distill, "train", dies_in_two)
+    with pytest.raises(KeyboardInterrupt):
+        distill.run(study, layout, "toy", "rail_kd_l")
+    assert not layout.student("toy", "rail_kd_l").exists()
+    distill.run(study, layout, "toy", "rail_kd_l")
+    assert trained == [1, 2, 2]
+    assert sorted(path.name for path in layout.student("toy", "rail_kd_l").iterdir()) == ["seed-1", "seed-2"]
+
+
+def _changed(study: config.Study, **training: object) -> config.Study:
+    students = study.training.student.model_copy(update=training)
+    return study.model_copy(update={"training": study.training.model_copy(update={"student": students})})
+
+
+def test_identity_holds_everything_that_counts(ready: Ready) -> None:
+    study, layout = ready
+    same = distill.Work(study, layout, "toy", "rail_kd_l").identity(1)
+    assert same == distill.Work(study, layout, "toy", "rail_kd_l").identity(1)
+    other_width = study.model_copy(update={"methods": study.methods | {"rail_kd_l": {"width": 64}}})
+    depth = study.pair.student.model_copy(update={"depth": 1})
+    others = [distill.Work(study, layout, "toy", "rail_kd_l").identity(2),
+              distill.Work(study, layout, "toy", "rail_kd_c").identity(1),
+              distill.Work(other_width, layout, "toy", "rail_kd_l").identity(1),
+              distill.Work(_changed(study, learning_rate=2e-3), layout, "toy", "rail_kd_l").identity(1),
+              distill.Work(_changed(study, precision="bf16"), layout, "toy", "rail_kd_l").identity(1),
+              distill.Work(study.model_copy(update={"pair": study.pair.model_copy(update={"student": depth})}), layout,
+                           "toy", "rail_kd_l").identity(1)]
+    assert same not in others
+    assert len({json.dumps(other, sort_keys=True) for other in others}) == len(others)
+
+
+def test_identity_follows_teacher_and_data(tmp_path: Path) -> None:
+    study, layout = small_study(tmp_path)
+    with_teacher(study, layout)
+    before = distill.Work(study, layout, "toy", "finetune").identity(1)
+    weights = layout.teacher("toy") / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    changed = distill.Work(study, layout, "toy", "finetune").identity(1)
+    assert changed["teacher"] != before["teacher"]
+    with (layout.prepared("toy") / "dataset.json").open("a") as file:
+        file.write("\n")
+    assert distill.Work(study, layout, "toy", "finetune").identity(1)["prepared"] != before["prepared"]
+
+
+@pytest.mark.parametrize(("stage", "known"), [("distill", distill.CODE), ("teacher", teacher.CODE)])
+def test_code_of_the_identity_is_all_that_the_stage_imports(stage: str, known: tuple[str, ...]) -> None:
+    """But for files that decide nothing of the model; of the methods the one in use is added by name."""
+    package = ROOT / "kdcore"
+    free = frozenset(ROOT / name for name in NO_DEPENDENCY) | {
+        package / name for name in ("config.py", "scratch.py", "sources.py", "data/prepared.py", "methods/__init__.py")}
+    needed = {file.relative_to(package).as_posix() for file in closure(package / f"stages/{stage}.py", stop_at=free)
+              if has_code(file) and file not in free}
+    assert not {name for name in needed if not any(f"{name}/".startswith(f"{part}/") for part in known)}
+
+
+def test_two_processes_do_not_train_the_same(fresh: Ready) -> None:
+    study, layout = fresh
+    folder = layout.scratch / "distill-toy-finetune"
+    folder.mkdir(parents=True)
+    code = ("import sys, time; from pathlib import Path; from kdcore import scratch\n"
+            "with scratch.claim(Path(sys.argv[1])): print('in', flush=True); time.sleep(60)")
+    with subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "in\n"
+        with pytest.raises(BusyError, match=f"process {other.pid} is at the same work"):
+            distill.run(study, layout, "toy", "finetune")
+        other.kill()
+    distill.run(study, layout, "toy", "finetune")
+
+
+@pytest.mark.parametrize(("missing", "remedy"), [
+    ("prepared", "kdflow prepare toy"), ("teacher", "kdflow teacher toy"), ("features", "kdflow features toy")])
+def test_missing_inputs_name_their_stage(missing: str, remedy: str, ready: Ready, tmp_path: Path) -> None:
+    study, layout = ready
+    broken = Layout(tmp_path)
+    shutil.copytree(layout.study / "artifacts", tmp_path / "artifacts")
+    shutil.rmtree(tmp_path / "artifacts" / missing)
+    with pytest.raises(UserError, match=remedy):
+        distill.run(study, broken, "toy", "rail_kd_l")
+
+
+def test_a_method_without_teacher_needs_no_features(ready: Ready, tmp_path: Path) -> None:
+    study, layout = ready
+    shutil.copytree(layout.study / "artifacts", tmp_path / "artifacts")
+    shutil.rmtree(tmp_path / "artifacts" / "features")
+    distill.run(study, Layout(tmp_path), "toy", "finetune")
+
+
+CHILD = """
+import json, sys
+from pathlib import Path
+from kdcore import config
+from kdcore.layout import Layout
+from kdcore.stages import distill, teacher
+from kdcore.training import run, trainer
+run.SAVE_SECONDS, trainer.SAVING_SHARE = 0.0, 1e9
+study = config.parse(config.Study, json.loads(sys.argv[1]), "params.yaml")
+try:
+    distill.run(study, Layout(Path(sys.argv[2])), "toy", "rail_kd_l")
+except KeyboardInterrupt:
+    sys.exit(130)  # as the command line does
+"""
+
+
+def _start(study: config.Study, layout: Layout) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", CHILD, study.model_dump_json(), str(layout.study)], cwd=ROOT,
+                            stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+
+def _wait_for_step(layout: Layout, seed: int, step: int) -> None:
+    journal = layout.logs / f"distill@toy-rail_kd_l-seed-{seed}.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if journal.exists() and len(journal.read_text().splitlines()) >= step:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"seed {seed} never came to step {step}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [[(1, 3)], [(1, 8), (2, 5)], [(2, 1), (2, 14)]])
+def test_killed_and_run_again(kills: list[tuple[int, int]], ready: Ready, tmp_path: Path) -> None:
+    """`kill -9` anywhere, any number of times: the bytes are those of an undisturbed run (fp32 on a CPU)."""
+    study, layout = ready
+    study = _changed(study, epochs=4.0)
+    one, other = Layout(tmp_path / "one"), Layout(tmp_path / "other")
+    for each in (one, other):
+        shutil.copytree(layout.study / "artifacts", each.study / "artifacts")
+    distill.run(study, one, "toy", "rail_kd_l")
+    for seed, step in kills:
+        with _start(study, other) as process:
+            _wait_for_step(other, seed, step)
+            process.kill()
+        assert process.returncode == -signal.SIGKILL
+    with _start(study, other) as process:
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert "resumes after step" in said
+    assert hash_folder(one.student("toy", "rail_kd_l")) == hash_folder(other.student("toy", "rail_kd_l"))
+    journals = [sorted(layout.logs.glob("distill@*.jsonl")) for layout in (one, other)]
+    assert [path.read_text() for path in journals[0]] == [path.read_text() for path in journals[1]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_polite_end_saves_first(number: signal.Signals, code: int, ready: Ready, tmp_path: Path) -> None:
+    """SIGTERM and Ctrl-C finish the step and write a checkpoint, however long ago the last one was."""
+    study, layout = ready
+    study, mine = _changed(study, epochs=400.0), Layout(tmp_path)
+    shutil.copytree(layout.study / "artifacts", mine.study / "artifacts")
+    script = CHILD.replace("0.0, 1e9", "1e9, 1e9")
+    with subprocess.Popen([sys.executable, "-c", script, study.model_dump_json(), str(mine.study)], cwd=ROOT,
+                          stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}) as process:
+        _wait_for_step(mine, 1, 2)
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    assert process.returncode == code
+    assert len(list(mine.scratch.glob("distill-toy-rail_kd_l/seed-1-*/checkpoints/checkpoint-*"))) == 1
