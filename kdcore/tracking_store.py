@@ -29,8 +29,6 @@ STUDY = "kdflow.study"
 PARENT = "mlflow.parentRunId"
 NAME = "mlflow.runName"
 CLOSED = "kdflow.closed"
-_KIND_OF_WORK = "mlflow.experimentKind"
-"""Else MLflow's pages show a study as a place for prompts and traces."""
 _CLOCK_SLACK = 5.0
 """Seconds by which two readings of a process's start time may differ when the clock is adjusted."""
 
@@ -81,7 +79,7 @@ def experiment(client: "MlflowClient", study: str) -> str:
             if uri().startswith("sqlite:"):
                 place = (layout.ROOT.resolve() / "mlartifacts" / study).as_uri()
             try:
-                return client.create_experiment(name, place, {_KIND_OF_WORK: "custom_model_development"})
+                return client.create_experiment(name, artifact_location=place)
             except MlflowException:  # another host was faster, on a store that hosts share
                 found = client.get_experiment_by_name(name)
                 if found is None:
