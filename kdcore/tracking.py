@@ -44,7 +44,7 @@ RETRY_SECONDS = 5.0
 CLOSE_ATTEMPTS = 3
 GIVE_UP_OPENING = 3
 """After so many failures without a run, nobody waits for its id any more."""
-KEPT_POINTS = 20_000
+KEPT_POINTS = 100_000
 """Metric points kept while the store does not answer; the oldest go first, and are counted."""
 PREPARED = "dvc.prepared"
 _LONGEST_VALUE = 5000  # MLflow refuses parameters above 6000 and tags above 8000 characters
