@@ -257,7 +257,7 @@ def _read_weights(folder: Path, config: PretrainedConfig, source: str) -> tuple[
     """The model with what the checkpoint has, and the names of what it lacks: head and pooler at most."""
     _check_weights(folder, source)
     try:
-        with quiet(), torch.random.fork_rng():
+        with quiet(), torch.random.fork_rng(devices=[]):
             model, found = AutoModelForSequenceClassification.from_pretrained(
                 folder, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=False,
                 ignore_mismatched_sizes=True, output_loading_info=True)

@@ -61,7 +61,7 @@ def transfer(source: PreTrainedModel, layers: tuple[int, ...], architecture: str
 
 def _empty(config: PretrainedConfig) -> PreTrainedModel:
     """A model to fill; what its construction draws is all replaced, so the caller's random state is kept."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         return AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
 
 

@@ -149,16 +149,16 @@ def test_layers_that_are_not_there(tmp_path, model, says):
 
 
 def test_same_seed_gives_the_same_bytes_in_another_process(tmp_path):
-    save_tiny(tmp_path / "source", layers=3)
+    source = save_tiny(tmp_path / "source", layers=3)
+    student, _ = build_student(StudentModel(source=str(source), layers="last", depth=2), tmp_path, NLI, 3)
+    student.save_pretrained(tmp_path / "here")
     code = ("import sys; from pathlib import Path; from kdcore.config import StudentModel; "
             "from kdcore.models.initialise import build_student; "
             "m, _ = build_student(StudentModel(source=sys.argv[1], layers='last', depth=2), Path('.'), "
-            "('a', 'b', 'c'), 3); m.save_pretrained(sys.argv[2])")
-    for name in ("one", "two"):
-        subprocess.run([sys.executable, "-c", code, str(tmp_path / "source"), str(tmp_path / name)], check=True,
-                       capture_output=True)
-    one, two = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two"))
-    assert one == two
+            "('entailment', 'neutral', 'contradiction'), 3); m.save_pretrained(sys.argv[2])")
+    subprocess.run([sys.executable, "-c", code, str(source), str(tmp_path / "there")], check=True, capture_output=True)
+    here, there = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("here", "there"))
+    assert here == there
 
 
 @pytest.mark.slow

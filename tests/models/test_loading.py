@@ -157,6 +157,49 @@ def test_tokenizer_fingerprint_sees_normaliser_and_special_tokens(tmp_path):
     assert cased != plain
 
 
+class TestHub:
+    """Hub ids go through the hub's own cache, filled here by hand as the hub lays it out."""
+
+    @pytest.fixture
+    def cache(self, tmp_path, monkeypatch):
+        repository = tmp_path / "models--someone--tiny"
+        save_tiny(repository / "snapshots" / "0123abcd", labels=NLI, seed=6)
+        (repository / "refs").mkdir()
+        (repository / "refs" / "main").write_text("0123abcd")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+        return repository
+
+    def test_model_and_tokenizer_come_from_the_cache(self, cache):
+        model = loading.load_classifier("someone/tiny", None, NLI, seed=0)
+        assert torch.equal(model.classifier.weight, tiny_model("bert", labels=NLI, seed=6).classifier.weight)
+        assert len(loading.load_tokenizer("someone/tiny")) == len(tiny_tokenizer("bert"))
+        assert loading.load_config("someone/tiny").num_hidden_layers == 2
+
+    def test_a_revision_that_is_not_there(self, cache):
+        with pytest.raises(UserError, match="someone/tiny cannot be fetched"):
+            loading.load_classifier("someone/tiny", "v2", NLI, seed=0)
+
+    def test_a_source_that_lies_elsewhere(self, tmp_path, monkeypatch):
+        folder = save_tiny(tmp_path / "local", labels=NLI, seed=6)
+        monkeypatch.setenv("KDFLOW_SOURCES", f"someone/other={folder}")
+        model = loading.load_classifier("someone/other", None, NLI, seed=0)
+        assert torch.equal(model.classifier.weight, tiny_model("bert", labels=NLI, seed=6).classifier.weight)
+
+
+class TestFineTuned:
+    def test_fingerprint_follows_weights_and_configuration(self, tmp_path):
+        prints = [loading.weights_fingerprint(save_tiny(tmp_path / str(seed), seed=seed)) for seed in (1, 2)]
+        shutil.copytree(tmp_path / "1", tmp_path / "copy")
+        assert loading.weights_fingerprint(tmp_path / "copy") == prints[0] != prints[1]
+        edit_config(tmp_path / "copy", layer_norm_eps=1e-3)
+        assert loading.weights_fingerprint(tmp_path / "copy") != prints[0]
+
+    def test_columns_are_in_the_datasets_order(self, tmp_path):
+        save_tiny(tmp_path, labels=("neutral", "contradiction", "entailment"), seed=1)
+        own = tiny_model("bert", labels=NLI, seed=1).classifier.weight
+        assert torch.equal(loading.load_finetuned(tmp_path, NLI).classifier.weight, own[[2, 0, 1]])
+
+
 class TestMistakes:
     """Each is one line that names the thing and the remedy."""
 
