@@ -1,0 +1,31 @@
+"""Compiled layers train as plain ones do."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kdcore.data.prepared import Prepared
+from kdcore.errors import UserError
+from kdcore.features import FeatureKey
+from kdcore.training.compiling import compiled
+from tests.training.problem import run, tiny_student
+
+
+def test_features_inside_layers_are_refused(prepared: Prepared) -> None:
+    needs = frozenset({FeatureKey("query", 2), FeatureKey("logits")})
+    with pytest.raises(UserError, match=r"compile is true, but this method reads query-02 inside"), \
+            compiled(tiny_student(prepared), needs):
+        pass
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_the_same_training(prepared: Prepared, tmp_path: Path) -> None:
+    plain, quick = (run(prepared, tmp_path / str(flag), "rail_kd_l", dropout=0.0, compile=flag)
+                    for flag in (False, True))
+    for one, other in zip(plain.record["history"], quick.record["history"], strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], rel=1e-3)
+        assert other["diagnostics"]["layer/1"] == one["diagnostics"]["layer/1"]
+    assert not any("forward" in vars(module) for module in quick.student.modules())
+    assert plain.student.state_dict().keys() == quick.student.state_dict().keys()
