@@ -1,5 +1,6 @@
 """The tables of a report: quality, differences with intervals, sizes, and what was measured on this machine."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,10 @@ from kdcore.analysis.statistics import FEWEST_SEEDS
 from kdcore.analysis.tables import NAMES, Table, interval, percent
 
 NOT_MEASURED = "not measured"
+FEW_ROWS = 300
+"""A split with fewer rows is pointed out with the standard error that it entails."""
+
+_CUT = re.compile(r"rows, drawn with seed \d+$")
 _ABSENT = "Not measured: not on this machine; what is evaluated or trained here fills in."
 _EPOCHS = ("s/epoch: training alone, without each run's first epoch, which warms up; the teacher's stored features "
            "are computed once beforehand and not counted.")
@@ -89,22 +94,39 @@ def cost(results: DatasetResults, measured: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def notes(results: DatasetResults) -> list[str]:
-    """What a reader must know of the numbers: subsets, tiny splits, missing systems, degenerate models, warnings."""
+    """What a reader must know of the numbers: where rows come from, and every reason to doubt a number."""
     info = results.info
     said = [f"`{name}`: {split.rows:,} rows ({split.role}){f'; {split.note}' if split.note else ''}"
             for name, split in info.splits.items()]
+    return said + doubts(results)
+
+
+def doubts(results: DatasetResults) -> list[str]:
+    """Cut or tiny splits, weak teachers, degenerate models, missing systems, warnings of preparation and training."""
+    info, said = results.info, []
     for split in (*results.in_domain, *results.out_of_domain):
         rows = info.splits[split].rows
-        if rows < 200:
+        if _CUT.search(info.splits[split].note):  # the last note is that of the last cut
+            said.append(f"**`{split}` is cut to {rows:,} rows** (`eval_rows`): numbers of a smoke run, not to be "
+                        "compared with anybody's.")
+        elif rows < FEW_ROWS:
             said.append(f"**`{split}` has only {rows} rows**: an accuracy of 80 % there has a standard error of "
-                        f"{100 * (0.16 / rows) ** 0.5:.1f} points. A check that the pipeline works, not a result.")
+                        f"{100 * (0.16 / rows) ** 0.5:.1f} points.")
+    if check := next((run["training"]["check"] for name, system in results.systems.items() if name == TEACHER
+                      for run in system.runs.values() if "check" in run["training"]), None):
+        weak = "" if check["teacher"] > check["constant"] else "**The teacher is no better than a constant answer.** "
+        said.append(f"{weak}Always answering {check['answer']} scores {100 * check['constant']:.1f} on "
+                    f"`{check['split']}`, the teacher {100 * check['teacher']:.1f}.")
     said += [f"**{name} was not evaluated** and is missing from the tables." for name in results.missing]
     for name, system in results.systems.items():
         if where := system.degenerate_splits:
             said.append(f"**{name} (!) is degenerate** on {', '.join(where)}: some run gives every row the same "
                         "answer, or a metric is undefined there and counted as 0.")
-        said += [f"{name}, {run}: {warning}" for run, content in system.runs.items()
-                 for warning in content["training"].get("warnings", ())]
+        warned: dict[str, list[str]] = {}
+        for run, content in system.runs.items():
+            for warning in content["training"].get("warnings", ()):
+                warned.setdefault(warning, []).append(run)
+        said += [f"{name} ({', '.join(runs)}): {warning}" for warning, runs in warned.items()]
     return said + [str(warning) for warning in info.warnings]
 
 

@@ -11,6 +11,7 @@ Then prints the tables joined with what was measured on this machine, which is n
 import json
 import os
 import shutil
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from kdcore import config
 from kdcore.analysis import comparison, document, plots
 from kdcore.analysis.results import OOD_MEAN, TEACHER, DatasetResults
 from kdcore.analysis.statistics import FEWEST_SEEDS
-from kdcore.analysis.tables import show
+from kdcore.analysis.tables import WIDTH, show
 from kdcore.errors import UserError
 from kdcore.evaluation import submission
 from kdcore.evaluation.metrics import selection_score
@@ -46,8 +47,8 @@ def run(study: config.Study, layout: Layout) -> None:
     os.replace(scratch, layout.report)
     _print(everything, layout)
     for line in written:
-        print(f"GLUE submission: {_plain(line)}")
-    print(f"\nThe whole report: {layout.report / 'report.md'}")
+        _say(f"GLUE submission: {line}")
+    print(f"The whole report: {layout.report / 'report.md'}")
 
 
 def show_tables(study: config.Study, layout: Layout) -> None:
@@ -72,13 +73,16 @@ def _print(everything: Sequence[DatasetResults], layout: Layout) -> None:
         tables.append(comparison.cost(results, {system: _measured(layout, name, system) for system in results.systems}))
     show(tables)
     for results in everything:
-        for note in comparison.notes(results):
-            print(f"{results.info.name}: {_plain(note)}")
+        for split in (*results.in_domain, *results.out_of_domain):
+            if "subset" in (note := results.info.splits[split].note):
+                _say(f"{results.info.name}: {split}: {note}")
+        for doubt in comparison.doubts(results):
+            _say(f"{results.info.name}: {doubt}")
 
 
-def _plain(line: str) -> str:
-    """A line of Markdown for the terminal."""
-    return line.replace("**", "").replace("`", "")
+def _say(line: str) -> None:
+    """Print a line of Markdown within the width of the tables."""
+    print(textwrap.fill(line.replace("**", "").replace("`", ""), WIDTH, subsequent_indent="  ", break_long_words=False))
 
 
 def _measured(layout: Layout, dataset: str, system: str) -> dict[str, Any]:

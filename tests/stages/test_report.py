@@ -4,9 +4,15 @@ import itertools
 import json
 import shutil
 import zipfile
+from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
+from kdcore import config
+from kdcore.data.assemble import _eval_rows
+from kdcore.data.checks import Rows
+from kdcore.data.parts import Part
 from kdcore.errors import UserError
 from kdcore.stages import evaluate, report
 from tests.analysis.evaluations import SPLITS, info_of, write, write_study
@@ -120,9 +126,8 @@ def test_the_printed_tables_fit_and_join_what_was_measured(layout, capsys):
         (layout.measured / f"{name}.json").write_text(json.dumps(content))
     run(layout)
     printed = capsys.readouterr().out
-    table = printed[:printed.index("\nmovies: ")]
-    assert max(map(len, table.splitlines())) < 100
-    cost = table[table.index("Cost: movies"):]
+    assert max(map(len, printed[:printed.index("The whole report")].splitlines())) < 100
+    cost = printed[printed.index("Cost: movies"):]
     line = next(line for line in cost.splitlines() if line.startswith("rail_kd_l"))
     assert "4.2 / 5.1" in line
     assert "40.0 / 44.0" in line
@@ -139,12 +144,37 @@ def test_nothing_measured_is_said_and_no_error(layout, capsys):
 
 
 def test_subsets_and_small_splits_are_pointed_out(tmp_path, capsys):
-    small = (*SPLITS[:1], split("validation", "select", 64, SENTIMENT, note="64 of 400 rows, drawn with seed 0"))
+    small = (*SPLITS[:1], split("validation", "select", 64, SENTIMENT, note="subset: 64 of the official 872 rows"))
     layout, _ = write_study(tmp_path, splits=small)
     text = run(layout)
-    assert "64 of 400 rows, drawn with seed 0" in text
+    assert "subset: 64 of the official 872 rows" in text
     assert "**`validation` has only 64 rows**: an accuracy of 80 % there has a standard error of 5.0 points" in text
-    assert "validation has only 64 rows" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "movies: validation has only 64 rows" in printed
+    assert "movies: validation: subset: 64 of the official 872 rows" in printed
+
+
+@pytest.mark.parametrize(("role", "cut"), [("select", True), ("train", False)])
+def test_smoke_sizes_are_pointed_out_as_preparation_notes_them(tmp_path, role, cut):
+    """Of evaluation splits; a drawn part of the training rows is no smoke size."""
+    rows = Rows(pa.table({"text": ["a"] * 400, "label": [0, 1] * 200}), hidden=False)
+    part = Part("validation", role, rows, "somewhere", SENTIMENT, notes=("some note",))
+    note = _eval_rows(part, config.Data(eval_rows=350)).info(128).note
+    about = {"select": SPLITS[1], "train": SPLITS[0]}[role]
+    splits = tuple(replace(other, note=note) if other is about else other for other in SPLITS[:2])
+    layout, _ = write_study(tmp_path, splits=splits)
+    assert ("is cut to 400 rows** (`eval_rows`): numbers of a smoke run" in run(layout)) == cut
+
+
+@pytest.mark.parametrize(("teacher", "said"), [(0.9, "Always answering positive scores 52.0 on `validation`, the"),
+                                               (0.5, "**The teacher is no better than a constant answer.** Always")])
+def test_the_teacher_is_compared_with_a_constant_answer(layout, teacher, said):
+    path = layout.evaluation("movies", "teacher") / "context.json"
+    content = json.loads(path.read_text())
+    content["runs"]["teacher"]["training"]["check"] = {
+        "split": "validation", "teacher": teacher, "answer": "positive", "constant": 0.52}
+    path.write_text(json.dumps(content))
+    assert said in run(layout)
 
 
 def test_selecting_and_reporting_on_the_same_rows_is_said(tmp_path):
@@ -154,7 +184,7 @@ def test_selecting_and_reporting_on_the_same_rows_is_said(tmp_path):
 
 def test_degenerate_systems_and_warnings_are_marked(layout):
     shutil.rmtree(layout.evaluation("movies", "rail_kd_l"))
-    write(layout, info_of("movies"), "rail_kd_l", {"seed-1": 0.8}, warnings=("projections collapse",))
+    write(layout, info_of("movies"), "rail_kd_l", {"seed-1": 0.8, "seed-2": 0.81}, warnings=("projections collapse",))
     path = layout.evaluation("movies", "rail_kd_l") / "metrics.json"
     content = json.loads(path.read_text())
     content["seed-1"]["amazon"]["degenerate"] = True
@@ -162,7 +192,7 @@ def test_degenerate_systems_and_warnings_are_marked(layout):
     text = run(layout)
     assert "rail_kd_l (!)" in text
     assert "**rail_kd_l (!) is degenerate** on amazon" in text
-    assert "rail_kd_l, seed-1: projections collapse" in text
+    assert "rail_kd_l (seed-1, seed-2): projections collapse" in text
 
 
 def test_a_missing_method_is_said_and_the_rest_is_reported(layout):
@@ -179,8 +209,8 @@ def test_several_datasets_get_an_overview(tmp_path, capsys):
     text = run(layout, datasets=("movies", "stsb"))
     assert "## All datasets" in text
     assert "stsb validation Pearson+Spearman" in text
-    table = capsys.readouterr().out.split("\nmovies: ")[0]
-    assert max(map(len, table.splitlines())) < 100
+    printed = capsys.readouterr().out
+    assert max(map(len, printed[:printed.index("The whole report")].splitlines())) < 100
 
 
 def test_collapsed_classes_report_the_alternative_decision(tmp_path):
