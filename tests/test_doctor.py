@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from kdcore import doctor, layout, study, tracking_store
+from kdcore import doctor, layout, status, study, tracking_store
 from kdcore.doctor import Finding
 from kdcore.layout import Layout
 from kdcore.status import tell
@@ -157,14 +157,22 @@ def test_status_of_a_new_study(lines: Lines) -> None:
     assert told[-1] == "toy: nothing evaluated yet"
 
 
-def test_status_tells_results(made: Layout, lines: Lines) -> None:
+@pytest.fixture
+def current(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DVC finds nothing to do; asking the real one takes seconds."""
+    monkeypatch.setattr(status, "_ask_dvc", lambda _: subprocess.Popen(
+        ["echo", "{}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+
+
+def test_status_tells_results(made: Layout, lines: Lines, current: None) -> None:
     for method in ("finetune", "rail_kd_l"):
         toy.write_study(made, method=method)
+    assert lines()[2] == "all stages are current"
     assert lines()[-1] == ("toy (accuracy on validation, mean over seeds): teacher 90.0, finetune 81.0, "
                            "rail_kd_l 81.0")
 
 
-def test_status_tells_who_runs_and_leaves_dvc_alone(made: Layout, lines: Lines) -> None:
+def test_status_tells_who_runs_and_leaves_dvc_alone(made: Layout, lines: Lines, current: None) -> None:
     flow = made.study / ".kdflow" / "flow"
     flow.parent.mkdir()
     holder = {"process": tracking_store.own_process(), "since": "noon", "host": "here"}

@@ -110,9 +110,9 @@ def test_a_pair_model_refuses_half_a_pair(store: Store) -> None:
         model.predict(pd.DataFrame({"text": ["a film", "a plot"], "text_pair": ["good", None]}))
 
 
-@pytest.mark.parametrize("family", ["roberta", "distilbert"])
-def test_a_model_of_single_texts_takes_one_column(store: Store, family: str) -> None:
-    toy.write_study(store.layout, pair=False, labels=("bad", "so so", "good"), family=family)
+def test_a_model_of_single_texts_takes_one_column(store: Store) -> None:
+    """RoBERTa: a second kind of token would be an index error."""
+    toy.write_study(store.layout, pair=False, labels=("bad", "so so", "good"), family="roberta")
     registered = register(store)
     model = load(store, registered.uri)
     assert model.metadata.signature.inputs.input_names() == ["text"]

@@ -312,6 +312,7 @@ def test_a_flow_groups_its_stages_and_ends_its_own_run(store: Store, monkeypatch
     assert client.get_run(parent).data.tags["prefect.flow_run"] == "123"
 
 
+@pytest.mark.slow
 def test_one_dvc_repro_groups_its_stages(store: Store) -> None:
     """DVC is stood in for by a script of its name, which is all that tells it apart."""
     dvc = store.root / "dvc"
