@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from kdcore.analysis.results import OOD_MEAN, TEACHER, Column, DatasetResults
-from kdcore.analysis.statistics import FEWEST_SEEDS
+from kdcore.analysis.statistics import FEWEST_SEEDS, summarise
 from kdcore.analysis.tables import NAMES, Table, interval, percent
 
 NOT_MEASURED = "not measured"
@@ -62,6 +62,28 @@ def overview(everything: Sequence[DatasetResults]) -> Table:
         rows.append((name, *cells, f"{100 * np.mean(means):.1f}" if whole else "-"))
     return Table("All datasets", ("", *headings, "mean of\ndatasets"), tuple(rows),
                  "Mean ± sd over seeds, x 100; where a dataset has two metrics, of their mean.")
+
+
+def overview_out_of_domain(everything: Sequence[DatasetResults]) -> Table | None:
+    """The sets of another domain of all datasets, with their unweighted mean per seed; None for fewer than two.
+
+    The mean of RAIL-KD (Haidar et al. 2022): of accuracies only, so sets that are scored by correlation are left out.
+    """
+    shown = [(results, Column(split, "accuracy")) for results in everything if results.info.labels
+             for split in results.in_the_mean]
+    if len({results.info.name for results, _ in shown}) < 2:
+        return None
+    rows = []
+    for name in dict.fromkeys(name for results in everything for name in results.systems):
+        cells = [percent(results.summary(name, column)) if name in results.systems else "-"
+                 for results, column in shown]
+        values = [results.values(name, column) for results, column in shown if name in results.systems]
+        whole = len(values) == len(shown) and len({len(seeds) for seeds in values}) == 1
+        mean = percent(summarise([float(np.mean(seed)) for seed in zip(*values, strict=True)])) if whole else "-"
+        rows.append((name, *cells, mean))
+    headings = [f"{column.split}\nfrom {results.info.name}" for results, column in shown]
+    return Table("Out of domain", ("", *headings, "mean"), tuple(rows),
+                 "Accuracy x 100, mean ± sd over seeds; the last column is the unweighted mean of the sets.")
 
 
 def sizes(results: DatasetResults) -> Table:

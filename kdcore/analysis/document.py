@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kdcore.analysis.comparison import differences, notes, overview, quality, selection, sizes
+from kdcore.analysis.comparison import differences, notes, overview, overview_out_of_domain, quality, selection, sizes
 from kdcore.analysis.plots import Curve, Panel
 from kdcore.analysis.results import OOD_MEAN, TEACHER, Column, DatasetResults
 from kdcore.analysis.statistics import LEVEL, RESAMPLES
@@ -19,6 +19,8 @@ def report(everything: Sequence[DatasetResults], submissions: Sequence[str]) -> 
     parts = [f"# Results: {names}\n", _QUESTION]
     if len(everything) > 1:
         parts += ["## All datasets\n", markdown(overview(everything))]
+        if outside := overview_out_of_domain(everything):
+            parts += ["### Out of domain, all datasets\n", markdown(outside)]
     for results in everything:
         parts += _section(results)
     parts += ["## Training curves\n", f"![Training loss and score on the selecting split, by epoch]({CURVES})\n",

@@ -63,6 +63,7 @@ def _load(study: config.Study, layout: Layout) -> list[DatasetResults]:
 
 def _print(everything: Sequence[DatasetResults], layout: Layout) -> None:
     tables = [comparison.overview(everything)] if len(everything) > 1 else []
+    tables += filter(None, [comparison.overview_out_of_domain(everything)])
     for results in everything:
         name = results.info.name
         tables.append(comparison.quality(results, results.columns, f"Quality: {name}"))

@@ -9,10 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
+from kdcore import config
 from kdcore.data.prepared import Prepared
 from kdcore.errors import UserError
 from kdcore.evaluation.metrics import PROTOCOL
-from kdcore.stages import evaluate
+from kdcore.evaluation.submission import TASKS
+from kdcore.layout import Layout
+from kdcore.stages import evaluate, prepare
 from tests.evaluation.synthetic import NLI, SENTIMENT, export, split, study, write_study
 
 SPLITS = (split("train", "train", 20, SENTIMENT), split("validation", "select", 30, SENTIMENT, note="30 of 300 rows"),
@@ -136,6 +139,29 @@ def test_files_for_glue(tmp_path, rows, said):
     assert files == (["seed-1/WNLI.tsv", "seed-2/WNLI.tsv"] if rows == 146 else [])
     evaluate.run(study(submission=False), layout, "toy", "finetune")
     assert not (out / "submission").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "labels", "file"), [
+    ("wnli", ("not_entailment", "entailment"), "WNLI.tsv"), ("stsb", None, "STS-B.tsv")])
+def test_files_for_glue_from_the_real_test_sets(tmp_path, shared, name, labels, file):
+    """From the published Parquet files to the server's TSV, through the stages themselves."""
+    layout = Layout(tmp_path)
+    export(layout.teacher(name), labels)
+    settings = config.parse(config.Study, study(datasets=(name,)).model_dump() | {
+        "pair": {"teacher": {"source": str(layout.teacher(name))}, "max_length": 48},
+        "datasets": {name: {"data": {"source": str(shared / "data" / "glue")}, "teacher": {}, "student": {}}}}, "test")
+    prepare.run(settings, layout, name)
+    evaluate.run(settings, layout, name, "teacher")
+    lines = (layout.evaluation(name, "teacher") / "submission" / "teacher" / file).read_text().splitlines()
+    assert lines[0] == "index\tprediction"
+    rows = TASKS[name, "test"].rows
+    assert [int(line.split("\t")[0]) for line in lines[1:]] == list(range(rows))
+    answers = [line.split("\t")[1] for line in lines[1:]]
+    if labels:
+        assert set(answers) <= {"0", "1"}
+    else:
+        assert all(0 <= float(answer) <= 5 and len(answer.partition(".")[2]) == 3 for answer in answers)
 
 
 def test_scores_have_one_column(tmp_path):

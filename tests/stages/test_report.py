@@ -213,6 +213,19 @@ def test_several_datasets_get_an_overview(tmp_path, capsys):
     assert max(map(len, printed[:printed.index("The whole report")].splitlines())) < 100
 
 
+def test_the_out_of_domain_mean_over_datasets_is_unweighted_and_of_accuracies(tmp_path):
+    layout, _ = write_study(tmp_path)
+    write_study(tmp_path, name="sst2", splits=(*SPLITS[:2], split("imdb", "ood", 320, SENTIMENT)))
+    write_study(tmp_path, name="rated", labels=None, metrics=("pearson",), splits=(
+        split("train", "train", 500, None), split("validation", "select", 300, None), split("nyt", "ood", 300, None)))
+    text = run(layout, datasets=("movies", "sst2", "rated"))
+    part = text[text.index("### Out of domain, all datasets"):]
+    heading, _, teacher = part.splitlines()[2:5]
+    assert heading == "|  | amazon from movies | tweets from movies | imdb from sst2 | mean |"
+    *values, mean = (float(cell) for cell in teacher.split("|")[2:-1])
+    assert mean == pytest.approx(sum(values) / 3, abs=0.1)
+
+
 def test_collapsed_classes_report_the_alternative_decision(tmp_path):
     splits = (split("train", "train", 500, NLI), split("validation_matched", "select", 300, NLI),
               split("scitail", "ood", 250, ("entailment", "neutral")))
