@@ -62,7 +62,7 @@ $(INSTALLED): requirements.lock pyproject.toml
 		{ echo "kdflow needs Python 3.11 or newer; name one: make PYTHON=python3.12" >&2; exit 2; }
 	@echo "Setting up .venv from requirements.lock (a few minutes the first time) ..."
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --requirement requirements.lock
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --editable .
 	rm -f .venv/installed-*
 	touch $@

@@ -213,6 +213,7 @@ def status(study: StudyOption = Path()) -> None:
 
     Example: kdflow status --study studies/glue-cpu
     """
+    _check_folder(study)
     from kdcore.status import tell
 
     for line in tell(study):
@@ -225,6 +226,7 @@ def doctor(study: StudyOption = Path()) -> None:
 
     Example: kdflow doctor --study studies/glue-cpu
     """
+    _check_folder(study)
     from kdcore.doctor import examine
 
     bad = 0
@@ -242,11 +244,15 @@ def _inside(study: Path) -> Iterator[tuple[config.Study, Layout]]:
     Yields:
         The settings and the layout of the study.
     """
-    if not study.is_dir():
-        raise UserError(f"--study {study} is no folder; name one that holds a params.yaml, e.g. studies/glue-cpu")
+    _check_folder(study)
     settings = config.load(study / "params.yaml")
     with contextlib.chdir(study):
         yield settings, Layout(Path())
+
+
+def _check_folder(study: Path) -> None:
+    if not study.is_dir():
+        raise UserError(f"--study {study} is no folder; name one that holds a params.yaml, e.g. studies/glue-cpu")
 
 
 def _check_method(settings: config.Study, name: str) -> None:

@@ -143,6 +143,12 @@ COMMANDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "unknown method": (("distill", "movies", "rail_kd_x"), ("'rail_kd_x'", "'rail_kd_c'")),
     "unknown method to evaluate": (("evaluate", "movies", "finetun"), ("'finetun'", "'finetune'")),
     "study is no folder": (("report", "--study", "studies/nope"), ("studies/nope", "params.yaml")),
+    "study to examine is no folder": (("doctor", "--study", "studies/nope"), ("studies/nope", "params.yaml")),
+    "study to tell of is no folder": (("status", "--study", "params.yaml"), ("--study params.yaml", "no folder")),
+    "a study in a study": (("init", "."), ("already is a study", "another folder")),
+    "method without seed to register": (("register", "movies", "finetune"), ("method and its seed", "give both")),
+    "seed that is no number": (("register", "movies", "finetune", "--seed", "one"), ("--seed", "valid integer")),
+    "student that was not trained": (("register", "movies", "finetune", "--seed", "1"), ("seed-1", "dvc repro")),
     "study without settings": (("report", "--study", "data"), ("data/params.yaml does not exist",)),
 }
 

@@ -160,6 +160,12 @@ def test_every_out_is_cached_and_no_out_is_inside_another_stages_dependency_fold
             assert out.startswith(("artifacts/", "results/")), f"{stage}: out {out} lies outside artifacts and results"
 
 
+def test_a_change_of_one_method_touches_its_own_stages_only():
+    """No stage but `distill` reads hyper-parameters, and that one reads its own method's."""
+    reading = {stage: [p for p in spec["params"] if p.startswith("methods")] for stage, spec in PIPELINE.items()}
+    assert {stage: params for stage, params in reading.items() if params} == {"distill": ["methods.${item.method}"]}
+
+
 def test_each_stage_calls_the_command_of_its_name():
     for stage, spec in PIPELINE.items():
         command, *rest = spec["cmd"].removeprefix("kdflow ").split()
