@@ -36,15 +36,15 @@ class _Metric(evaluate.Metric):
             features=datasets.Features({"predictions": datasets.Value(self.column),
                                         "references": datasets.Value(self.column)}))
 
-    def add_batch(self, *, predictions: Any = None, references: Any = None, **others: Any) -> None:
+    def add_batch(self, *, predictions: Any = None, references: Any = None) -> None:
         """Take in rows; values are checked here, since the table behind would convert them without a word."""
         metrics.check(self.name_here, np.asarray(predictions), np.asarray(references))
-        super().add_batch(predictions=predictions, references=references, **others)
+        super().add_batch(predictions=predictions, references=references)
 
-    def add(self, *, prediction: Any = None, reference: Any = None, **others: Any) -> None:
+    def add(self, *, prediction: Any = None, reference: Any = None) -> None:
         """Take in one row, checked as in `add_batch`."""
         metrics.check(self.name_here, np.asarray([prediction]), np.asarray([reference]))
-        super().add(prediction=prediction, reference=reference, **others)
+        super().add(prediction=prediction, reference=reference)
 
     def _compute(self, predictions: Any, references: Any) -> dict[str, Any]:
         result = metrics.measure(self.name_here, np.asarray(predictions), np.asarray(references))
