@@ -16,7 +16,6 @@ from pathlib import Path
 from prefect import flow, get_run_logger, runtime
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
-from prefect.task_runners import ThreadPoolTaskRunner
 
 from kdcore import config, tracking
 from kdcore import study as studies
@@ -28,7 +27,6 @@ from tasks.chain import Chain, Outcome
 from tasks.plan import Plan, stage_name
 from tasks.stage import Order
 
-THREADS: ThreadPoolTaskRunner[object] = ThreadPoolTaskRunner()
 BUSY, REFUSED = "Busy", "Refused"
 """Names of Failed states: another flow has the study; the user's mistake."""
 
@@ -40,7 +38,7 @@ def _run_name() -> str:
     return f"{name}.{given['profile']}" if given["profile"] else name
 
 
-@flow(name="distill", flow_run_name=_run_name, task_runner=THREADS, persist_result=False,
+@flow(name="distill", flow_run_name=_run_name, persist_result=False,
       validate_parameters=True, log_prints=False)
 def distill(study: str = ".", profile: str | None = None, datasets: list[str] | None = None,
             methods: list[str] | None = None, parallel: int | None = None, force: bool = False) -> State[None]:
@@ -152,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     try:
         folder = studies.materialise(studies.find(options.study), options.profile)
-        if not options.force and owner.left_behind(folder) is None:
+        if not options.force and not owner.left_dead(folder):
             with owner.claim(folder):
                 todo = plan.make(folder, options.datasets, options.methods)
                 if not todo.stale:

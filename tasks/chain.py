@@ -7,6 +7,7 @@ a stage that is blocked is never submitted, and the report says what blocks it.
 import threading
 from contextvars import Token
 from dataclasses import dataclass, field, replace
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -76,7 +77,7 @@ class Chain:
                     future: PrefectFuture[Any] = run_stage.submit(
                         stage=stage, order=as_dictionary(self._complete(stage)), wait_for=above, return_state=False)
                     running[stage] = futures[stage] = future
-                    future.add_done_callback(lambda _, stage=stage: finished.put(stage))
+                    future.add_done_callback(partial(_tell, finished, stage))
                 try:
                     stage = finished.get(timeout=1.0)  # returns to Python now and then, so that signals are seen
                 except Empty:
@@ -123,3 +124,7 @@ class Chain:
         else:
             text = state.message or f"{stage} ended {state.name}"
             outcome.failed[stage] = text.removeprefix("Task run encountered an exception StageBusy: ")
+
+
+def _tell(finished: SimpleQueue[str], stage: str, _: PrefectFuture[Any]) -> None:
+    finished.put(stage)

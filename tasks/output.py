@@ -51,5 +51,5 @@ def reason(log: Path) -> str:
     lines = [line for line in lines if line and not _NOISE.match(line)]
     said = [line for line in lines if not _CLOSING.match(line)]
     if said:
-        return said[-1]
+        return said[-1].removeprefix("kdflow: ")
     return lines[-1].removeprefix("ERROR: ") if lines else "it printed nothing"

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kdcore.errors import BusyError
-from tasks.processes import GRACE, end_with_environment, identity, with_environment
+from tasks.processes import GRACE, alive, end_with_environment, identity, with_environment
 from tasks.stage import OWNER
 
 
@@ -77,9 +77,10 @@ def claim(study: Path) -> Iterator[Claim]:
             path.unlink(missing_ok=True)
 
 
-def left_behind(study: Path) -> Holder | None:
-    """Who holds the study, or held it when it was killed."""
-    return holder(_path(study))
+def left_dead(study: Path) -> bool:
+    """Whether a flow on this study was killed and nobody has cleaned up after it yet."""
+    found = holder(_path(study))
+    return found is not None and not alive(found.process)
 
 
 def holder(path: Path) -> Holder | None:

@@ -46,7 +46,7 @@ def test_colours_are_removed():
 def test_the_reason_is_what_the_command_said(tmp_path):
     log = tmp_path / "log"
     log.write_text(DVC_LOG + "kdflow: no file train.csv\nERROR: failed to reproduce 'distill': failed to run: x\n")
-    assert reason(log) == "kdflow: no file train.csv"
+    assert reason(log) == "no file train.csv"
 
 
 def test_without_a_word_of_the_command_dvcs_reason_is_given(tmp_path):

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from kdcore.errors import BusyError
-from tasks.owner import claim, left_behind
+from tasks.owner import claim, left_dead
 from tasks.processes import identity
 from tasks.stage import OWNER
 
@@ -36,11 +36,11 @@ def test_the_second_is_told_who_and_since_when(tmp_path, other):
 def test_a_killed_holder_blocks_nobody_and_is_remembered(tmp_path, other):
     other[0].kill()
     other[0].wait()
-    assert left_behind(tmp_path).flow_run == "run-7"
+    assert left_dead(tmp_path)
     with claim(tmp_path) as found:
         assert (found.previous.process, found.previous.flow_run) == (other[1], "run-7")
         assert found.process == identity(os.getpid())
-    assert left_behind(tmp_path) is None
+    assert not left_dead(tmp_path)
 
 
 def test_processes_that_a_killed_flow_left_are_ended(tmp_path, other):

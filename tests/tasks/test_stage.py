@@ -49,7 +49,7 @@ def test_outcomes_ran_unchanged_restored_forced(small):
 
 def test_failure_names_stage_reason_and_log(small, caplog):
     small.behave(fail=("prepare@a",))
-    with pytest.raises(StageFailed, match="prepare@a failed: kdflow: prepare@a was told to fail; log: ") as error:
+    with pytest.raises(StageFailed, match="prepare@a failed: prepare@a was told to fail; log: ") as error:
         go(small, "prepare@a")
     assert Path(str(error.value).rpartition("log: ")[2]).is_file()
 

@@ -1,0 +1,165 @@
+"""The flow without a server of ours: what it runs, what it says, how it ends."""
+
+import ast
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from flows import distill
+from kdcore.errors import UserError
+from kdcore.layout import ROOT
+from tasks import plan
+from tasks.chain import Outcome
+from tasks.processes import with_environment
+from tasks.stage import OWNER
+from tests.flows.checkout import Checkout
+from tests.tasks.test_stage import wait_for
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory) -> Checkout:
+    return Checkout(tmp_path_factory.mktemp("checkout") / "kdflow")
+
+
+def test_nothing_to_do_is_said_without_starting_anything(done, capsys):
+    assert distill.main(["--study", str(done.folder)]) == 0
+    assert "nothing to do: 17 of 17 stages are current" in capsys.readouterr().out
+    assert not done.starts()
+
+
+def test_the_second_flow_on_a_study_ends_with_75(toy, capsys):
+    code = ("import sys, time, pathlib; from tasks.owner import claim\n"
+            "with claim(pathlib.Path(sys.argv[1])): print('held', flush=True); time.sleep(60)")
+    other = subprocess.Popen([sys.executable, "-c", code, str(toy.folder)], stdout=subprocess.PIPE)
+    assert other.stdout.readline()
+    try:
+        assert distill.main(["--study", str(toy.folder)]) == 75
+    finally:
+        other.kill()
+        other.wait()
+    assert f"distill: another flow runs study toy: PID {other.pid} on" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["--study", "studies/glue-al"], "studies/glue-al is no study: .* did you mean 'studies/glue-all'"),
+    (["--study", "{toy}", "--profile", "smoke"], "toy has no profile 'smoke'; .* holds none"),
+    (["--study", "{toy}", "--datasets", "c"], "dataset 'c' is not in study.datasets of params.yaml; known: a, b"),
+    (["--study", "{toy}", "--methods", "rail_kd_x"], "method 'rail_kd_x' is not in study.methods"),
+])
+def test_mistakes_are_one_line_and_exit_code_2(toy, capsys, arguments, message):
+    assert distill.main([argument.replace("{toy}", str(toy.folder)) for argument in arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert re.search(message, said)
+
+
+def test_parallel_must_be_positive():
+    with pytest.raises(UserError, match="parallel = 0: expected 1 or more"):
+        distill._parallel(0)
+
+
+def test_open_stages_belong_to_their_dataset_only():
+    todo = plan.Plan(("a", "ab"), ("m",), {"prepare@a": frozenset(), "prepare@ab": frozenset(), "distill@a-m":
+                     frozenset({"prepare@a"}), "distill@ab-m": frozenset({"prepare@ab"}), "report": frozenset()},
+                     {"distill@a-m": "x", "distill@ab-m": "x", "report": "y"}, {}, frozenset(), ())
+    assert distill.open_stages(todo, Outcome(done={"distill@ab-m": {}}), "a") == ["distill@a-m"]
+    assert distill.open_stages(todo, Outcome(done={"distill@ab-m": {}}), "ab") == []
+
+
+def test_a_failed_stage_lets_the_rest_finish_and_is_named_with_what_it_blocked(toy, checkout):
+    toy.behave(seconds=0.3, fail=("distill@a-finetune",))
+    code, said = checkout.run("flows.distill", "--study", str(toy.folder), "--parallel", "8")
+    assert code == 1
+    last = [line for line in said.splitlines() if line.startswith("distill: ")][-1]
+    assert last.startswith("distill: distill@a-finetune failed: distill@a-finetune was told to fail; log: ")
+    assert "evaluate@a-finetune is blocked by distill@a-finetune" in last
+    assert "report is blocked by distill@a-finetune" in last
+    assert last.endswith("14 stages finished")
+    assert "Traceback" not in said
+    assert "database is locked" not in said
+    assert set(plan.make(toy.folder).stale) == {"distill@a-finetune", "evaluate@a-finetune", "report"}
+    assert all(count == 1 for count in toy.starts().values())
+
+
+@pytest.mark.slow
+def test_the_other_door_finds_nothing_to_do(toy, checkout):
+    code, said = checkout.run("flows.distill", "--study", str(toy.folder), "--parallel", "2")
+    assert code == 0, said
+    assert toy.dvc("status").stdout == "Data and pipelines are up to date.\n"
+    assert "Running stage" not in toy.dvc("repro").stdout
+    assert all(count == 1 for count in toy.starts().values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_flow_that_is_stopped_takes_its_stages_with_it_and_the_next_goes_on(toy, checkout, how):
+    toy.behave(seconds=60)
+    flow = checkout.start("flows.distill", "--study", str(toy.folder), "--parallel", "2")
+    wait_for(lambda: len(toy.starts()) == 2, seconds=60)
+    owner = (toy.folder / ".kdflow/flow").read_text().split('"')[3]
+    flow.send_signal(how)
+    code = flow.wait(timeout=30)
+    assert code != 0
+    begin = time.monotonic()
+    toy.behave()
+    next_code, said = checkout.run("flows.distill", "--study", str(toy.folder), "--parallel", "2")
+    assert next_code == 0, said
+    assert not with_environment(OWNER, owner), time.monotonic() - begin
+    if how == signal.SIGKILL:
+        assert f"closed the run of a flow that was killed (PID {owner.partition(':')[0]})" in said
+    else:
+        assert code == (130 if how == signal.SIGINT else -signal.SIGTERM) or code in (1, 143)
+
+
+@pytest.mark.slow
+def test_two_at_a_time_are_faster_than_one(tmp_path, checkout):
+    """Sleeping stages: eight distillations of two seconds in well under sixteen."""
+    from tests.toy import Toy
+
+    toy = Toy(tmp_path / "toy", tuple("abcd"), ("finetune", "vanilla_kd"))
+    assert toy.dvc("repro", "features").returncode in (0, 255)
+    toy.behave(seconds=2.0)
+    begin = time.monotonic()
+    code, said = checkout.run("flows.distill", "--study", str(toy.folder), "--parallel", "4")
+    assert code == 0, said
+    assert time.monotonic() - begin < 0.8 * 2.0 * sum(toy.starts().values())
+
+
+def test_no_task_keeps_results_or_caches():
+    """Only dvc.lock decides what is done."""
+    found = 0
+    for file in [*ROOT.glob("tasks/*.py"), *ROOT.glob("flows/*.py")]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.Call) or getattr(node.func, "id", "") not in ("task", "flow"):
+                continue
+            found += 1
+            given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+            assert given.get("persist_result") == "False", f"{file.name}: {ast.unparse(node)}"
+            if node.func.id == "task":
+                assert given.get("cache_policy") == "NO_CACHE", f"{file.name}: {ast.unparse(node)}"
+            assert not {"cache_key_fn", "cache_expiration", "result_storage"} & set(given)
+    assert found >= 3
+
+
+def test_nothing_calls_dvc_commit():
+    """It records whatever is on disk, whoever made it."""
+    files = [f for part in ("kdcore", "tasks", "flows") for f in (ROOT / part).rglob("*.py")]
+    files += [ROOT / "dvc.yaml", ROOT / "prefect.yaml", *ROOT.glob("Makefile"), *ROOT.glob("scripts/*")]
+    for file in files:
+        text = file.read_text()
+        assert "repo.commit" not in text, file
+        assert "dvc commit" not in text.replace("Never `dvc commit`", ""), file
+        for node in ast.walk(ast.parse(text)) if file.suffix == ".py" else []:
+            if isinstance(node, ast.List | ast.Tuple):
+                words = {element.value for element in node.elts if isinstance(element, ast.Constant)}
+                assert not {"dvc", "commit"} <= words, f"{file}: {ast.unparse(node)}"
+
+
+def test_every_task_stops_its_child_rather_than_trusting_prefects_limit():
+    """`timeout_seconds` does not end a submitted synchronous task."""
+    for file in ROOT.glob("tasks/*.py"):
+        assert "timeout_seconds=" not in file.read_text().replace("startup_timeout_seconds", ""), file

@@ -1,0 +1,31 @@
+"""What the flow run's page is given."""
+
+import base64
+
+from tasks.artifacts import artifact_key, stage_rows, with_images
+from tasks.chain import Outcome
+
+
+def test_local_images_travel_inside_the_markdown(tmp_path):
+    (tmp_path / "curves.png").write_bytes(b"\x89PNG")
+    text = with_images("a ![loss, by epoch](curves.png) b ![gone](gone.png) ![far](http://x/y.png)", tmp_path)
+    content = base64.b64encode(b"\x89PNG").decode()
+    assert text == f"a ![loss, by epoch](data:image/png;base64,{content}) b ![gone](gone.png) ![far](http://x/y.png)"
+
+
+def test_the_table_has_a_row_per_stage():
+    outcome = Outcome({"a": {"outcome": "ran", "seconds": 1.5}}, {"b": "b failed: x"}, {"c": "b"}, {"d": "needs e"})
+    assert [(row["stage"], row["outcome"]) for row in stage_rows(outcome)] == [
+        ("a", "ran"), ("b", "failed"), ("c", "blocked by b"), ("d", "needs e")]
+
+
+def test_the_message_names_the_first_failure_first():
+    outcome = Outcome({"a": {"outcome": "ran", "seconds": 1}}, {"b": "b failed: x", "f": "f failed: y"}, {"c": "b"})
+    assert outcome.message == "b failed: x; c is blocked by b; also failed: f; 1 stages finished"
+    assert Outcome({"a": {"outcome": "restored"}}).message == \
+        "1 stages brought up to date, 0 of them by running their command"
+
+
+def test_keys_are_as_prefect_wants_them():
+    assert artifact_key("glue-all.smoke") == "glue-all-smoke"
+    assert artifact_key("Ä") == "study"

@@ -1,0 +1,151 @@
+"""Study folders, profiles, and the studies that ship."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kdcore import config, methods, study
+from kdcore.data import specs
+from kdcore.errors import UserError
+from kdcore.layout import ROOT
+
+STUDIES = sorted(path.parent for path in ROOT.glob("studies/*/params.yaml") if "." not in path.parent.name)
+PROFILES = [(folder, name) for folder in STUDIES for name in study.profiles(folder)]
+
+
+def copy_of(folder: Path, place: Path) -> Path:
+    """A shipped study with its profiles in another place."""
+    study.initialise(place, folder / "params.yaml", cache=place.parent / "cache", git=False)
+    (place / "profiles").mkdir()
+    for path in study.profiles(folder).values():
+        (place / "profiles" / path.name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+    return place
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """A study made from the default settings."""
+    study.initialise(tmp_path / "mine", ROOT / "params.yaml", cache=tmp_path / "cache", git=False)
+    return tmp_path / "mine"
+
+
+def test_a_new_study_is_one_for_dvc(mine):
+    done = subprocess.run([sys.executable, "-m", "dvc", "status", "--json"], cwd=mine, capture_output=True, text=True,
+                          check=False)
+    assert done.returncode == 0, done.stderr
+    assert "prepare@movies" in json.loads(done.stdout)
+    assert (mine / "dvc.yaml").resolve() == ROOT / "dvc.yaml"
+    assert (mine / config.load(mine / "params.yaml").code).resolve() == ROOT
+
+
+def test_studies_share_a_cache(mine, tmp_path):
+    done = subprocess.run([sys.executable, "-m", "dvc", "cache", "dir"], cwd=mine, capture_output=True, text=True,
+                          check=True)
+    assert (mine / done.stdout.strip()).resolve() == (tmp_path / "cache").resolve()
+
+
+def test_an_existing_study_is_not_overwritten(mine):
+    with pytest.raises(UserError, match=r"mine already is a study; delete its params\.yaml"):
+        study.initialise(mine, ROOT / "params.yaml")
+
+
+def test_settings_that_do_not_fit_leave_no_study(tmp_path):
+    content = config.read_yaml(ROOT / "params.yaml") | {"extra": 1}
+    with pytest.raises(UserError, match="unknown key `extra`"):
+        study.initialise(tmp_path / "bad", content)
+    assert not (tmp_path / "bad" / "params.yaml").exists()
+
+
+def test_a_profile_is_merged_and_follows_its_sources(mine):
+    (mine / "profiles").mkdir()
+    profile = mine / "profiles" / "smoke.yaml"
+    profile.write_text("study: {seeds: [7]}\ndatasets: {movies: {data: {train_rows: 10}}}\n")
+    folder = study.materialise(mine, "smoke")
+    assert folder == mine.parent / "mine.smoke"
+    settings = config.load(folder / "params.yaml")
+    assert settings.study.seeds == (7,)
+    assert settings.study.methods == config.load(mine / "params.yaml").study.methods
+    assert settings.datasets["movies"].data.train_rows == 10
+    assert settings.datasets["movies"].data.selection == "validation"
+    assert (folder / "data").resolve() == (mine / "data").resolve()
+    profile.write_text("study: {seeds: [8]}\n")
+    assert config.load(study.materialise(mine, "smoke") / "params.yaml").study.seeds == (8,)
+
+
+def test_an_unchanged_profile_touches_no_file(mine):
+    (mine / "profiles").mkdir()
+    (mine / "profiles" / "smoke.yaml").write_text("study: {seeds: [7]}\n")
+    folder = study.materialise(mine, "smoke")
+    before = {path: path.lstat().st_mtime_ns for path in folder.rglob("*")}
+    study.materialise(mine, "smoke")
+    assert {path: path.lstat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_no_profile_is_the_study_itself(mine):
+    assert study.materialise(mine, None) == mine
+
+
+def test_an_unknown_profile_gets_near_names(mine):
+    with pytest.raises(UserError, match=r"mine has no profile 'smok'; .* holds none"):
+        study.materialise(mine, "smok")
+    (mine / "profiles").mkdir()
+    (mine / "profiles" / "smoke.yaml").write_text("{}\n")
+    with pytest.raises(UserError, match="did you mean 'smoke'"):
+        study.materialise(mine, "smok")
+
+
+def test_a_profile_with_an_unknown_key_is_refused(mine):
+    (mine / "profiles").mkdir()
+    (mine / "profiles" / "smoke.yaml").write_text("stuy: {seeds: [7]}\n")
+    with pytest.raises(UserError, match="unknown key `stuy`; did you mean 'study'"):
+        study.materialise(mine, "smoke")
+
+
+def test_merging_replaces_lists_and_values():
+    assert study.merge({"a": {"b": [1, 2], "c": 1}, "d": 1}, {"a": {"b": [3]}, "d": {"e": 2}}) == {
+        "a": {"b": [3], "c": 1}, "d": {"e": 2}}
+
+
+def test_a_study_is_found_from_elsewhere(monkeypatch, tmp_path, mine):
+    monkeypatch.chdir(tmp_path)
+    assert study.find("mine") == mine
+    assert study.find("studies/glue-cpu") == ROOT / "studies/glue-cpu"
+    with pytest.raises(UserError, match=r"studies/glue-cpo is no study: .* did you mean 'studies/glue-cpu'"):
+        study.find("studies/glue-cpo")
+
+
+@pytest.mark.parametrize("folder", STUDIES, ids=lambda p: p.name)
+def test_shipped_studies_name_what_there_is(folder):
+    settings = config.load(folder / "params.yaml")
+    for name in settings.study.methods:
+        methods.configure(name, settings.method(name))
+    for name in settings.study.datasets:
+        known = {partner.name for partner in specs.built_in(name).ood}
+        assert set(settings.datasets[name].data.ood_sets or ()) <= known
+    assert (folder / "dvc.yaml").is_symlink()
+    assert (folder / ".dvc" / "config").is_file()
+
+
+@pytest.mark.parametrize(("folder", "profile"), PROFILES, ids=lambda value: getattr(value, "name", value))
+def test_shipped_profiles_fit_and_run_the_same_stages(folder, profile, tmp_path):
+    small = study.materialise(copy_of(folder, tmp_path / folder.name), profile)
+    settings, whole = config.load(small / "params.yaml"), config.load(folder / "params.yaml")
+    assert (settings.study.datasets, settings.study.methods) == (whole.study.datasets, whole.study.methods)
+    for name in settings.study.datasets:
+        assert settings.datasets[name].data.train_rows <= 256
+        assert settings.student_training(name).epochs <= 1
+        assert settings.teacher_training(name).epochs <= 1
+
+
+def test_glue_all_is_the_protocol_of_rail():
+    settings = config.load(ROOT / "studies/glue-all/params.yaml")
+    assert set(settings.study.datasets) == {"cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"}
+    assert len(settings.study.seeds) == 5
+    ood = {name for data in settings.datasets.values() for name in data.data.ood_sets or ()}
+    assert ood == {"imdb", "paws_wiki", "scitail"}
+    for name in settings.study.datasets:
+        training = settings.student_training(name)
+        assert (training.epochs, training.patience is None, training.keep) == (40, False, "best")
