@@ -1,4 +1,4 @@
-"""Progress for people: a bar on a terminal, a line per epoch elsewhere, so that log files stay readable."""
+"""Progress for people: a bar on a terminal; elsewhere a line per epoch and now and then, so that logs stay readable."""
 
 import os
 import time
@@ -8,6 +8,9 @@ from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+SECONDS_BETWEEN_LINES = 60.0
+SECONDS_BETWEEN_MOVES = 0.1
 
 
 class Display:
@@ -21,8 +24,11 @@ class Display:
             TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[values]}"),
             TimeRemainingColumn(), console=self.console, transient=True,
             disable=not self.console.is_terminal, refresh_per_second=4)
-        self._metric = ""
-        self._shown = 0.0
+        self._name = title
+        self._metrics = ""
+        self._begun_at = self._said_at = time.monotonic()
+        self._moved_at = 0.0
+        self._begun = self._steps = 0
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -34,31 +40,38 @@ class Display:
         self._bar.stop()
 
     def begin(self, phase: str, step: int, steps: int) -> None:
-        """Start the bar of a phase, at `step` when it resumes."""
-        self._bar.reset(self._task, total=steps, completed=step, description=f"{self.title} {phase}")
+        """Start a phase of `steps`, at `step` when it resumes."""
+        self._name = f"{self.title} {phase}"
+        self._begun, self._steps = step, steps
+        self._begun_at = self._said_at = time.monotonic()
+        self._bar.reset(self._task, total=steps, completed=step, description=self._name)
         if step:
-            self.note(f"{self.title} {phase}: resumes after step {step} of {steps}")
+            self.note(f"{self._name}: resumes after step {step} of {steps}")
 
     def step(self, step: int, epoch: float, epochs: float, loss: float) -> None:
-        """Move the bar, a few times a second at most."""
+        """Move the bar, or say a line when the last one is long ago."""
         now = time.monotonic()
-        if now - self._shown < 0.1:
-            return
-        self._shown = now
-        values = f"epoch {epoch:.2f}/{epochs:g}  loss {loss:.4f}{self._metric}"
-        self._bar.update(self._task, completed=step, values=values)
+        values = f"epoch {epoch:.2f}/{epochs:g}  loss {loss:.4f}{self._metrics}"
+        if self.console.is_terminal:
+            if now - self._moved_at >= SECONDS_BETWEEN_MOVES:
+                self._moved_at = now
+                self._bar.update(self._task, completed=step, values=values)
+        elif now - self._said_at >= SECONDS_BETWEEN_LINES:
+            left = (now - self._begun_at) / max(step - self._begun, 1) * (self._steps - step)
+            self.note(f"{self._name}: step {step}/{self._steps}  {values}  {left:,.0f} s left")
 
     def epoch(self, entry: Mapping[str, Any], epochs: float, seconds: float, best: bool) -> None:
-        """One line that stays."""
+        """One line that stays; `best` marks the epoch with a star."""
         parts = "  ".join(f"{name} {value:.4f}" for name, value in entry["parts"].items())
         metrics = "  ".join(f"{name} {value:.4f}" for name, value in entry.get("development", {}).items()
-                            if isinstance(value, float))
-        loss = "-" if entry["loss"] is None else f"{entry['loss']:.4f}"
-        self._metric = f"  {metrics}"
-        skipped = f"  skipped steps {entry['skipped_steps']}" if entry["skipped_steps"] else ""
-        self.note(f"{self.title} {entry['phase']}: epoch {entry['epoch']:g}/{epochs:g}  loss {loss} ({parts})  "
-                  f"{metrics}{' *' if best else ''}  {seconds:.1f} s{skipped}")
+                            if isinstance(value, float) and name != "score")
+        self._metrics = f"  {metrics}"
+        loss = "none" if entry["loss"] is None else f"{entry['loss']:.4f} ({parts})"
+        skipped = f"  {entry['skipped_steps']} steps skipped" if entry["skipped_steps"] else ""
+        self.note(f"{self._name}: epoch {entry['epoch']:g}/{epochs:g}  loss {loss}  {metrics}{' *' if best else ''}  "
+                  f"{seconds:.1f} s{skipped}")
 
     def note(self, text: str) -> None:
         """Print a line above the bar."""
+        self._said_at = time.monotonic()
         self.console.print(text, markup=False)

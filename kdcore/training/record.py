@@ -5,7 +5,6 @@ All of it but the times is a function of the inputs, whether the training was in
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,47 +17,55 @@ LOSS = "loss"
 """Name of the weighted sum; a part `x` of it is `loss/x`."""
 
 
+@dataclass(frozen=True)
+class StepNumbers:
+    """One optimiser step on the host: its sums, the norm of its gradient, and whether any rank raised its flag."""
+
+    sums: "Sums"
+    gradient_norm: float
+    flag: bool
+
+
 class StepSums:
     """Sums over the examples of one optimiser step; on the device until `read`, which waits for it once."""
 
     def __init__(self) -> None:
-        self._tensors: dict[str, Tensor] = {}
-        self._numbers: dict[str, float] = {}
-        self._examples: dict[str, int] = {}
+        self._names: list[str] = []
+        self._losses: Tensor | None = None
+        self._examples = 0
+        self._diagnostics: dict[str, tuple[Tensor | float, int]] = {}
 
     def add(self, loss: Loss, total: Tensor) -> None:
         """Take in a micro-batch; `total` [b] is `loss.total`."""
         examples = len(total)
-        self._add(LOSS, total.detach().sum(), examples)
-        for name, part in loss.parts.items():
-            self._add(f"{LOSS}/{name}", part.detach().sum(), examples)
+        self._names = [LOSS, *(f"{LOSS}/{name}" for name in loss.parts)]
+        losses = torch.stack([total, *loss.parts.values()]).detach().sum(dim=1)
+        self._losses = losses if self._losses is None else self._losses + losses
+        self._examples += examples
         for name, value in loss.diagnostics.items():
-            self._add(name, value.detach() * examples if isinstance(value, Tensor) else value * examples, examples)
+            sum_before, count = self._diagnostics.get(name, (0.0, 0))
+            weighted = value.detach() * examples if isinstance(value, Tensor) else value * examples
+            self._diagnostics[name] = (sum_before + weighted if count else weighted, count + examples)
 
-    def read(self, others: Mapping[str, Tensor], over_ranks: bool) -> tuple["Sums", dict[str, float]]:
-        """The sums, and `others` as numbers; `over_ranks` sums losses and `others` of all ranks, diagnostics never."""
-        shared = [name for name in self._tensors if name == LOSS or name.startswith(f"{LOSS}/")]
-        own = [name for name in self._tensors if name not in shared]
-        device = self._tensors[LOSS].device
-        both = [self._tensors[name].double() for name in shared] + [
-            value.to(device, torch.float64) for value in others.values()]
-        vector = torch.stack([*both, torch.tensor(float(self._examples[LOSS]), dtype=torch.float64, device=device)]
-                             if over_ranks else both)
+    def read(self, gradient_norm: Tensor, flag: bool, over_ranks: bool) -> StepNumbers:
+        """The numbers of the step; losses and flag `over_ranks` are those of all ranks, diagnostics this rank's."""
+        assert self._losses is not None
+        losses = self._losses.double()
+        size, examples, norm = len(losses), self._examples, gradient_norm.to(losses).reshape(1)
         if over_ranks:
-            torch.distributed.all_reduce(vector)
-        values = torch.cat([vector, torch.stack([self._tensors[name].double() for name in own])]
-                           if own else [vector]).tolist()
-        read = dict(zip([*shared, *others], values, strict=False))
-        local = dict(zip(own, values[len(vector):], strict=True)) | self._numbers
-        examples = int(values[len(both)]) if over_ranks else self._examples[LOSS]
-        sums = Sums({name: (read[name], examples) for name in shared}
-                    | {name: (value, self._examples[name]) for name, value in local.items()})
-        return sums, {name: read[name] for name in others}
-
-    def _add(self, name: str, value: Tensor | float, examples: int) -> None:
-        kept: dict[str, Any] = self._tensors if isinstance(value, Tensor) else self._numbers
-        kept[name] = kept[name] + value if name in kept else value
-        self._examples[name] = self._examples.get(name, 0) + examples
+            own = torch.tensor([float(examples), float(flag)], dtype=losses.dtype, device=losses.device)
+            losses = torch.cat([losses, own])
+            torch.distributed.all_reduce(losses)
+        tensors = {name: value for name, (value, _) in self._diagnostics.items() if isinstance(value, Tensor)}
+        more = [torch.stack(list(tensors.values())).to(losses)] if tensors else []
+        values = torch.cat([norm, losses, *more]).tolist()
+        if over_ranks:
+            examples, flag = int(values[1 + size]), values[2 + size] > 0
+        sums = Sums({name: (value, examples) for name, value in zip(self._names, values[1:], strict=False)})
+        read = dict(zip(tensors, values[1 + len(losses):], strict=True))
+        for name, (value, count) in self._diagnostics.items():
+            sums[name] = (read[name] if isinstance(value, Tensor) else value, count)
+        return StepNumbers(sums, values[0], flag)
 
 
 class Sums(dict[str, tuple[float, int]]):

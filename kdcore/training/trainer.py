@@ -160,16 +160,16 @@ class DistillationTrainer(Trainer):
         groups = self.create_optimizer().param_groups
         parameters = [parameter for group in groups for parameter in group["params"]]
         norm = self.accelerator.clip_grad_norm_(parameters, self.settings.clip_norm)
-        world, record = self.args.world_size, self.around.record
-        due = torch.tensor(float(self.args.process_index == 0 and self._checkpoint_is_due()))
-        sums, others = self._sums.read({"gradient_norm": norm, "save": due}, over_ranks=world > 1)
+        record = self.around.record
+        due = self.args.process_index == 0 and self._checkpoint_is_due()
+        step = self._sums.read(norm, due, over_ranks=self.args.world_size > 1)
         self._sums = StepSums()
-        self._save_wanted = others["save"] > 0
-        bad = sums.not_finite()
-        if not bad and not math.isfinite(others["gradient_norm"]) and not self._scaler_will_help():
+        self._save_wanted = step.flag
+        bad = step.sums.not_finite()
+        if not bad and not math.isfinite(step.gradient_norm) and not self._scaler_will_help():
             bad = ["gradient"]
         self._applied = not bad
-        record.times.examples += sums[LOSS][1]
+        record.times.examples += step.sums[LOSS][1]
         if bad:
             self._count_skipped(bad)
             if self.accelerator.scaler is None:  # without gradients AdamW leaves weights and its own state alone
@@ -177,8 +177,8 @@ class DistillationTrainer(Trainer):
                     parameter.grad = None
         else:
             record.skipped_in_a_row = 0
-            record.open.include(sums)
-            self._window_full = self._window.add(sums, others["gradient_norm"] / world, groups[0]["lr"])
+            record.open.include(step.sums)
+            self._window_full = self._window.add(step.sums, step.gradient_norm, groups[0]["lr"])
         return norm
 
     def _scaler_will_help(self) -> bool:

@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 
 from kdcore.data.prepared import Prepared
+from kdcore.training import display
 from kdcore.training.display import Display
 from kdcore.training.journal import Journal
 from tests.training.doubles import watched
@@ -120,10 +121,22 @@ def test_a_line_per_epoch_where_there_is_no_terminal(prepared: Prepared, folder:
 
 def test_a_bar_on_a_terminal() -> None:
     console = Console(force_terminal=True, width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    with Display("rte rail_kd_l seed 1", console) as display:
-        display.begin("distill", 10, 100)
-        display.step(20, 0.2, 1.0, 0.4321)
-        display._bar.refresh()
-        assert display._bar.tasks[0].completed == 20
-        assert "loss 0.4321" in display._bar.tasks[0].fields["values"]
+    with Display("rte rail_kd_l seed 1", console) as shown:
+        shown.begin("distill", 10, 100)
+        shown.step(20, 0.2, 1.0, 0.4321)
+        shown._bar.refresh()
+        assert shown._bar.tasks[0].completed == 20
+        assert "loss 0.4321" in shown._bar.tasks[0].fields["values"]
         assert "resumes after step 10 of 100" in console.export_text(clear=False)
+
+
+def test_a_line_now_and_then_in_a_long_epoch(monkeypatch: pytest.MonkeyPatch,
+                                             capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(display, "SECONDS_BETWEEN_LINES", 0.0)
+    with Display("rte rail_kd_l seed 1") as shown:
+        shown.begin("distill", 10, 100)
+        shown.step(55, 0.55, 1.0, 0.4321)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "rte rail_kd_l seed 1 distill: resumes after step 10 of 100"
+    assert second.startswith("rte rail_kd_l seed 1 distill: step 55/100  epoch 0.55/1  loss 0.4321")
+    assert second.endswith(" s left")
