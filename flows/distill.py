@@ -8,6 +8,7 @@ Parameters only select; what to do stands in the study's `params.yaml`, what is 
 """
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -203,4 +204,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    # Prefect ends the flow first and then gives the signal back; leaving the ordinary way stops its temporary server.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     sys.exit(main())

@@ -103,16 +103,15 @@ def test_a_flow_that_is_stopped_takes_its_stages_with_it_and_the_next_goes_on(to
     owner = (toy.folder / ".kdflow/flow").read_text().split('"')[3]
     flow.send_signal(how)
     code = flow.wait(timeout=30)
-    assert code != 0
-    begin = time.monotonic()
+    if how != signal.SIGKILL:
+        assert code == 128 + how
+        assert not with_environment(OWNER, owner)
     toy.behave()
     next_code, said = checkout.run("flows.distill", "--study", str(toy.folder), "--parallel", "2")
     assert next_code == 0, said
-    assert not with_environment(OWNER, owner), time.monotonic() - begin
+    assert not with_environment(OWNER, owner)
     if how == signal.SIGKILL:
         assert f"closed the run of a flow that was killed (PID {owner.partition(':')[0]})" in said
-    else:
-        assert code == (130 if how == signal.SIGINT else -signal.SIGTERM) or code in (1, 143)
 
 
 @pytest.mark.slow
