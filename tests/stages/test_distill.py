@@ -129,6 +129,15 @@ def test_a_finished_seed_is_not_trained_again(fresh: Ready, monkeypatch: pytest.
     assert sorted(path.name for path in layout.student("toy", "rail_kd_l").iterdir()) == ["seed-1", "seed-2"]
 
 
+def test_inputs_are_left_as_they_are(fresh: Ready) -> None:
+    """Nothing is written beside the data: DVC would call the folder modified (C49)."""
+    study, layout = fresh
+    inputs = (layout.prepared("toy"), layout.teacher("toy"), layout.features("toy"))
+    before = [hash_folder(folder) for folder in inputs]
+    distill.run(study, layout, "toy", "rail_kd_l")
+    assert [hash_folder(folder) for folder in inputs] == before
+
+
 def _changed(study: config.Study, **training: object) -> config.Study:
     students = study.training.student.model_copy(update=training)
     return study.model_copy(update={"training": study.training.model_copy(update={"student": students})})
