@@ -5,6 +5,7 @@ One artifact of a kind at the end of a flow; progress travels in the log, since 
 """
 
 import base64
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ def publish(study: Path, name: str, outcome: Outcome, registered: list[str], par
     if rows := stage_rows(outcome):
         create_table_artifact(key=f"{key}-stages", table=rows, description=f"Stages of {name}")
     report = Layout(study).report / "report.md"
+    if report.is_file() and (rows := result_rows(json.loads((report.parent / "results.json").read_text("utf-8")))):
+        create_table_artifact(key=f"{key}-numbers", table=rows,
+                              description=f"Numbers of {name}: mean ± deviation over seeds, x 100")
     text = []
     if outcome.failed:
         text.append(f"**Failed.** {outcome.message}\n")
@@ -44,6 +48,25 @@ def stage_rows(outcome: Outcome) -> list[dict[str, Any]]:
     rows += [{"stage": stage, "outcome": "failed", "seconds": ""} for stage in outcome.failed]
     rows += [{"stage": stage, "outcome": f"blocked by {by}", "seconds": ""} for stage, by in outcome.blocked.items()]
     return rows + [{"stage": stage, "outcome": why, "seconds": ""} for stage, why in outcome.left_out.items()]
+
+
+def result_rows(results: dict[str, Any]) -> list[dict[str, str]]:
+    """One row per dataset and number, one column per system, from the report's `results.json`."""
+    systems = list(dict.fromkeys(name for dataset in results["datasets"].values() for name in dataset["systems"]))
+    rows = []
+    for dataset, content in results["datasets"].items():
+        metrics = {name: system["metrics"] for name, system in content["systems"].items()}
+        for column in dict.fromkeys(column for found in metrics.values() for column in found):
+            rows.append({"dataset": dataset, "number": column}
+                        | {name: _spread(metrics.get(name, {}).get(column)) for name in systems})
+    return rows
+
+
+def _spread(summary: dict[str, Any] | None) -> str:
+    if summary is None:
+        return ""
+    deviation = "" if summary["sd"] is None else f" ± {100 * summary['sd']:.1f}"
+    return f"{100 * summary['mean']:.1f}{deviation}"
 
 
 def with_images(markdown: str, folder: Path) -> str:

@@ -2,7 +2,7 @@
 
 import base64
 
-from tasks.artifacts import artifact_key, stage_rows, with_images
+from tasks.artifacts import artifact_key, result_rows, stage_rows, with_images
 from tasks.chain import Outcome
 
 
@@ -17,6 +17,17 @@ def test_the_table_has_a_row_per_stage():
     outcome = Outcome({"a": {"outcome": "ran", "seconds": 1.5}}, {"b": "b failed: x"}, {"c": "b"}, {"d": "needs e"})
     assert [(row["stage"], row["outcome"]) for row in stage_rows(outcome)] == [
         ("a", "ran"), ("b", "failed"), ("c", "blocked by b"), ("d", "needs e")]
+
+
+def test_every_number_of_every_dataset_has_a_row_and_every_system_a_column():
+    def system(**numbers):
+        return {"metrics": {name: {"mean": mean, "sd": sd} for name, (mean, sd) in numbers.items()}}
+
+    rte = {"teacher": system(acc=(0.5, None)), "kd": system(acc=(0.25, 0.01))}
+    stsb = {"kd": system(pearson=(0.9, None))}
+    rows = result_rows({"datasets": {"rte": {"systems": rte}, "stsb": {"systems": stsb}}})
+    assert rows == [{"dataset": "rte", "number": "acc", "teacher": "50.0", "kd": "25.0 ± 1.0"},
+                    {"dataset": "stsb", "number": "pearson", "teacher": "", "kd": "90.0"}]
 
 
 def test_the_message_names_the_first_failure_first():
