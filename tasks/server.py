@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from prefect.settings import get_current_settings, temporary_settings
 
-from kdcore.errors import BusyError
+from kdcore.errors import BusyError, UserError
 from kdcore.layout import ROOT
 from tasks import services
 from tasks.processes import identity
@@ -25,10 +25,14 @@ def reachable() -> Iterator[str]:
     `make up` finds them later, in SQLite, which two servers must not share: one such flow at a time.
 
     Raises:
+        UserError: the server that is set does not answer.
         BusyError: another flow is running with a temporary server.
     """
     given = get_current_settings().api.url
     if given:
+        if not services.answers(f"{given}/health"):
+            raise UserError(f"Prefect's server {given} does not answer; start it (`make up`), or forget it "
+                            "(`make down`, and unset PREFECT_API_URL)")
         yield given
         return
     if running := services.prefect_api():

@@ -170,7 +170,7 @@ def _start(name: str, command: Sequence[str], url: str, variable: str, environme
     Raises:
         UserError: something else answers at its address.
     """
-    if url and _answers(url):
+    if url and answers(url):
         raise UserError(f"{url.partition('/health')[0]} is in use by a process that `make up` did not start; stop it, "
                         f"or choose another port with {variable}")
     FOLDER.mkdir(exist_ok=True)
@@ -183,14 +183,15 @@ def _start(name: str, command: Sequence[str], url: str, variable: str, environme
 
 def _wait(name: str, service: Service) -> None:
     deadline = time.monotonic() + WAIT
-    while not _answers(service.url):
+    while not answers(service.url):
         if not alive(service.process) or time.monotonic() > deadline:
             last = Path(service.log).read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
             raise UserError(f"{name} does not answer at {service.url}; {''.join(last)}; log: {service.log}")
         time.sleep(0.2)
 
 
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
+    """Whether a server listens there, whatever it says."""
     try:
         with urllib.request.urlopen(url, timeout=3):
             return True
