@@ -155,6 +155,9 @@ def _changes(repo: "Repo") -> dict[str, list[Any]]:
     """DVC's reasons why each stage is not current; empty for one that is."""
     changes: dict[str, list[Any]] = {}
     for stage in _stages(repo):
+        if not any(out.hash_info for out in stage.outs):  # dvc.lock knows nothing of it
+            changes[stage.name] = ["not run yet"]
+            continue
         status = stage.status(check_updates=True)
         changes[stage.name] = next(iter(status.values()), [])
     return changes

@@ -115,7 +115,7 @@ def run(stage: str, order: Order, stop: threading.Event, log: Any) -> dict[str, 
     begin = time.monotonic()
     with slots.gpu(list(order.gpus), order.parallel, stop) as device:
         if device is not None:
-            log.info(f"on GPU {device}")
+            log.info(f"{stage} has GPU {device}")
         code = _supervise(_command(stage, order), Path(order.study), _environment(order, device), file,
                           order.limit, stop, log)
     seconds = time.monotonic() - begin
@@ -131,7 +131,7 @@ def run(stage: str, order: Order, stop: threading.Event, log: Any) -> dict[str, 
         kind = StageBusy if any(sign in text for sign in _BUSY) else StageFailed
         raise kind(f"{stage} failed: {_why(text, file)}; log: {file}")
     outcome = "ran" if "Running stage '" in text else "restored" if "is cached - skipping run" in text else "unchanged"
-    log.info(f"{outcome} in {seconds:.0f} s")
+    log.info(f"{stage} {outcome} in {seconds:.0f} s")
     return {"stage": stage, "outcome": outcome, "seconds": round(seconds, 1), "log": str(file)}
 
 

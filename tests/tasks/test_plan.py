@@ -20,6 +20,7 @@ def test_a_fresh_study_is_stale_in_an_order_that_respects_needs(toy):
     found = plan.make(toy.folder)
     order = list(found.stale)
     assert len(order) == 17
+    assert (found.stale["prepare@a"], found.stale["teacher@a"]) == ("not run yet", "after prepare@a")
     for stage, needs in found.needs.items():
         assert all(order.index(need) < order.index(stage) for need in needs)
     assert found.needs["distill@a-finetune"] == {"features@a"}
@@ -115,13 +116,12 @@ def test_a_damaged_list_of_files_in_use_is_deleted(small):
     assert "rwlock was damaged" in plan.make(small.folder).notes[0]
 
 
-def test_a_dvc_command_of_somebody_else_is_named(small):
-    plan.make(small.folder)
-    used = str(small.folder / "artifacts/prepared/a")
-    (small.folder / ".dvc/tmp/rwlock").write_text(
+def test_a_dvc_command_of_somebody_else_is_named(done):
+    used = str(done.folder / "artifacts/prepared/a")
+    (done.folder / ".dvc/tmp/rwlock").write_text(
         json.dumps({"write": {used: {"pid": os.getppid(), "cmd": "dvc repro"}}, "read": {}}))
-    with pytest.raises(BusyError, match=rf"a DVC command works on small \(PID {os.getppid()}\): dvc repro"):
-        plan.make(small.folder)
+    with pytest.raises(BusyError, match=rf"a DVC command works on toy \(PID {os.getppid()}\): dvc repro"):
+        plan.make(done.folder)
 
 
 def test_what_dvc_refuses_is_one_line(small):
