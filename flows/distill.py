@@ -50,7 +50,7 @@ def distill(study: str = ".", profile: str | None = None, datasets: list[str] | 
         profile: a file of `profiles/` in it, without ending, e.g. `smoke`; None runs the study itself.
         datasets: only these of the study's datasets.
         methods: only these of the study's methods. Seeds cannot be chosen: they live inside a stage.
-        parallel: stages at a time; None means one per GPU, or one without GPU.
+        parallel: stages at a time; None means one per GPU, or two that share the CPU's cores.
         force: run the selected stages although nothing changed.
     """
     log = get_run_logger()
@@ -141,8 +141,9 @@ def _intention(todo: Plan, parallel: int) -> str:
 
 def _parallel(given: int | None) -> int:
     if given is not None and given < 1:
-        raise UserError(f"parallel = {given}: expected 1 or more; leave it out for one per GPU")
-    return given or len(slots.visible_gpus()) or 1
+        raise UserError(f"parallel = {given}: expected 1 or more; leave it out for one per GPU, or two on a CPU")
+    # Small models gain little from a second thread: two stages of one thread each are done sooner than one of two.
+    return given or len(slots.visible_gpus()) or min(2, slots.cores())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -198,7 +199,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--profile", help="a file of its profiles/, without ending")
     parser.add_argument("--datasets", nargs="+", metavar="DATASET", help="only these")
     parser.add_argument("--methods", nargs="+", metavar="METHOD", help="only these")
-    parser.add_argument("--parallel", type=int, help="stages at a time (default: one per GPU, else 1)")
+    parser.add_argument("--parallel", type=int, help="stages at a time (default: one per GPU, else 2)")
     parser.add_argument("--force", action="store_true", help="run although nothing changed")
     return parser.parse_args(arguments)
 
