@@ -14,7 +14,6 @@ from ruamel.yaml import YAML, YAMLError
 
 from kdcore.errors import UserError, did_you_mean
 
-
 T = TypeVar("T", bound=BaseModel)
 
 

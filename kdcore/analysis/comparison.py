@@ -126,12 +126,15 @@ def notes(results: DatasetResults) -> list[str]:
 def doubts(results: DatasetResults) -> list[str]:
     """Cut or tiny splits, weak teachers, degenerate models, missing systems, warnings of preparation and training."""
     info, said = results.info, []
-    for split in (*results.in_domain, *results.out_of_domain):
+    splits = (*results.in_domain, *results.out_of_domain)
+    cut = [split for split in splits if _CUT.search(info.splits[split].note)]  # the last note is that of the last cut
+    if cut:
+        parts = ", ".join(f"{info.splits[split].rows:,} of `{split}`" for split in cut)
+        said.append(f"**Evaluated on random parts (`eval_rows`): {parts}.** Not to be compared with numbers on the "
+                    "whole sets.")
+    for split in splits:
         rows = info.splits[split].rows
-        if _CUT.search(info.splits[split].note):  # the last note is that of the last cut
-            said.append(f"**`{split}` is cut to {rows:,} rows** (`eval_rows`): numbers of a smoke run, not to be "
-                        "compared with anybody's.")
-        elif rows < FEW_ROWS:
+        if split not in cut and rows < FEW_ROWS:
             said.append(f"**`{split}` has only {rows} rows**: an accuracy of 80 % there has a standard error of "
                         f"{100 * (0.16 / rows) ** 0.5:.1f} points.")
     if check := next((run["training"]["check"] for name, system in results.systems.items() if name == TEACHER

@@ -155,15 +155,15 @@ def test_subsets_and_small_splits_are_pointed_out(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("role", "cut"), [("select", True), ("train", False)])
-def test_smoke_sizes_are_pointed_out_as_preparation_notes_them(tmp_path, role, cut):
-    """Of evaluation splits; a drawn part of the training rows is no smoke size."""
+def test_cut_splits_are_pointed_out_as_preparation_notes_them(tmp_path, role, cut):
+    """Of evaluation splits; a drawn part of the training rows is none."""
     rows = Rows(pa.table({"text": ["a"] * 400, "label": [0, 1] * 200}), hidden=False)
     part = Part("validation", role, rows, "somewhere", SENTIMENT, notes=("some note",))
     note = _eval_rows(part, config.Data(eval_rows=350)).info(128).note
     about = {"select": SPLITS[1], "train": SPLITS[0]}[role]
     splits = tuple(replace(other, note=note) if other is about else other for other in SPLITS[:2])
     layout, _ = write_study(tmp_path, splits=splits)
-    assert ("is cut to 400 rows** (`eval_rows`): numbers of a smoke run" in run(layout)) == cut
+    assert ("random parts (`eval_rows`): 400 of `validation`.**" in run(layout)) == cut
 
 
 @pytest.mark.parametrize(("teacher", "said"), [(0.9, "Always answering positive scores 52.0 on `validation`, the"),
