@@ -1,12 +1,18 @@
 """Fixtures for every test: offline, no telemetry, no home folder, shared data where it exists."""
 
 import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
 
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", KDFLOW_TRACKING="off", DVC_NO_ANALYTICS="1",
                   DO_NOT_TRACK="1", PREFECT_SERVER_ANALYTICS_ENABLED="false")
+
+# A shell that starts tests in the background has them ignore Ctrl-C, and their child processes too.
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
