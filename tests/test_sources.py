@@ -233,7 +233,7 @@ def test_an_archive_inside_an_archive(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("content", "says"), [
     (tarball({"root/a.txt": "/etc/passwd"}), "is a link or a folder"), (b"no archive", "no readable archive"),
     (tarball({"root/a.txt": b"1"})[:-30], "a.txt|archive"),
-])
+], ids=["link", "no archive", "cut short"])  # the bytes hold the time: as names they would differ between processes
 def test_archives_that_are_not_what_they_should_be(tmp_path: Path, content: bytes, says: str) -> None:
     archive = tmp_path / "a.tar.gz"
     archive.write_bytes(content)
