@@ -3,10 +3,11 @@
 Axes: b batch, t tokens, d width, h heads, c classes, v vocabulary.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -93,3 +94,7 @@ class Features(Mapping[FeatureKey, Tensor]):
     def logits(self) -> Float[Tensor, "b c"]:
         """Output of the classification head."""
         return self[LOGITS]
+
+    def stack(self, keys: Sequence[FeatureKey]) -> Float[Tensor, "b k d"]:
+        """Sentence-level features of k layers side by side, in the order of the keys."""
+        return torch.stack([self[key] for key in keys], dim=1)

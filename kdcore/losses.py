@@ -5,7 +5,7 @@ Shapes are compared before anything is subtracted, so that broadcasting cannot t
 """
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -55,6 +55,44 @@ def squared_distance(student: Float[Tensor, "*axes d"], teacher: Float[Tensor, "
     return _square(_wide(student) - _wide(teacher)).sum(dim=-1)
 
 
+def outer_distance(
+    student_left: Float[Tensor, "*axes d"], student_right: Float[Tensor, "*axes d"],
+    teacher_left: Float[Tensor, "*axes d"], teacher_right: Float[Tensor, "*axes d"],
+) -> Float[Tensor, "*axes"]:
+    """Squared Frobenius norm of a b' - c e', the difference of two outer products [d, d], without forming them.
+
+    As a b' - c e' = (a - c) b' + c (b - e)', it is |a-c|^2 |b|^2 + |c|^2 |b-e|^2 + 2 <a-c, c> <b, b-e>: of the order of
+    d in time and memory, and exact near zero, where |a|^2 |b|^2 + |c|^2 |e|^2 - 2 <a, c> <b, e> would cancel.
+    Raises ValueError when shapes differ.
+    """
+    for other in (student_right, teacher_left, teacher_right):
+        _same_shape(student_left, other)
+    a, b, c, e = (_wide(vectors) for vectors in (student_left, student_right, teacher_left, teacher_right))
+    left, right = a - c, b - e
+    both = _square(left).sum(dim=-1) * _square(b).sum(dim=-1) + _square(c).sum(dim=-1) * _square(right).sum(dim=-1)
+    return both + 2 * (left * c).sum(dim=-1) * (b * right).sum(dim=-1)
+
+
+def layer_attention(
+    student: Float[Tensor, "b k d"], teacher: Float[Tensor, "b n d"], scale: float = 1.0,
+    allowed: Bool[Tensor, "k n"] | None = None,
+) -> Float[Tensor, "b k n"]:
+    """How much each student layer attends to each teacher layer: softmax over n of scale <student, teacher>.
+
+    Rows sum to 1 (ALP-KD, Passban et al. 2021). `allowed` is true where a student layer may look; each needs one
+    teacher layer at least.
+    """
+    scores = scale * _product(student, teacher.mT)
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, -torch.inf)
+    return scores.softmax(dim=-1)
+
+
+def layer_mixture(weights: Float[Tensor, "b k n"], teacher: Float[Tensor, "b n d"]) -> Float[Tensor, "b k d"]:
+    """The teacher's layers summed with the weights of each student layer."""
+    return _product(weights, teacher)
+
+
 def masked_mean(states: Float[Tensor, "b t d"], mask: Int[Tensor, "b t"]) -> Float[Tensor, "b d"]:
     """Mean over the tokens whose mask is 1; what padding holds does not matter, not even NaN."""
     kept = states.masked_fill(mask.unsqueeze(-1) == 0, 0)
@@ -80,6 +118,12 @@ def _one_output(logits: Float[Tensor, "b c"]) -> Float[Tensor, " b"]:
 def _same_shape(student: Tensor, teacher: Tensor) -> None:
     if student.shape != teacher.shape:
         raise ValueError(f"student {list(student.shape)} and teacher {list(teacher.shape)} differ in shape")
+
+
+def _product(left: Float[Tensor, "b x y"], right: Float[Tensor, "b y z"]) -> Float[Tensor, "b x z"]:
+    """A product of matrices that autocast leaves alone."""
+    with torch.autocast(left.device.type, enabled=False):
+        return _wide(left) @ _wide(right)
 
 
 def _wide(values: Tensor) -> Tensor:

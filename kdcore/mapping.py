@@ -5,13 +5,17 @@ layers are 1..n-1: neither embeddings nor the last layer. A mapping is a tuple o
 """
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Literal
 
 from kdcore.errors import UserError
 
 Pairs = tuple[tuple[int, int], ...]
 """(student layer, teacher layer), by student layer."""
+
+Rule = Literal["skip", "last", "even"]
+"""A mapping that follows from the two depths alone."""
 
 
 def skip(teacher_layers: int, student_layers: int) -> Pairs:
@@ -51,6 +55,34 @@ def explicit(
                 raise UserError(f"the layer mapping pairs {side} layer {layer}, expected {lowest}..{depth}")
     _no_repeats([student for student, _ in result], "the layer mapping")
     return result
+
+
+def fixed(mapping: Rule | Pairs, teacher_layers: int, student_layers: int) -> Pairs:
+    """The pairs of a rule, or those that a person wrote, of transformer layers (1..m, 1..n).
+
+    Raises UserError when the depths do not fit, a layer is out of range or named twice, or nothing is paired.
+    """
+    if not isinstance(mapping, str):
+        return explicit(mapping, teacher_layers, student_layers, lowest=1)
+    pairs = {"skip": skip, "last": last, "even": even}[mapping](teacher_layers, student_layers)
+    if not pairs:
+        raise UserError(f"a student of {student_layers} layer has no intermediate layer to teach; use a deeper "
+                        f"student, or write the pairs: `mapping: [[1, {teacher_layers}]]`")
+    return pairs
+
+
+def blocks(layers: Sequence[int], count: int, widened: bool = False) -> tuple[tuple[int, ...], ...]:
+    """Cut layers into contiguous blocks of nearly equal size, the larger ones first; `widened` by one on each side.
+
+    11 layers in 5 blocks have 3, 2, 2, 2, 2. A widened block ends where the layers do: 1..6 in two blocks are 1..4
+    and 3..6. Raises UserError when there are fewer layers than blocks.
+    """
+    if len(layers) < count:
+        raise UserError(f"{count} student layers are to be taught by a block each of the teacher's, but only "
+                        f"{len(layers)} teacher layer(s) are there; use a deeper teacher or a shallower student")
+    size, larger = divmod(len(layers), count)
+    bounds = [block * size + min(block, larger) for block in range(count + 1)]
+    return tuple(tuple(layers[max(start - widened, 0):end + widened]) for start, end in pairwise(bounds))
 
 
 def student_slots(named: tuple[int, ...] | None, student_layers: int) -> tuple[int, ...]:

@@ -19,15 +19,17 @@ COLLAPSE_ALARMS = (
 
 
 class Projection(nn.Module):
-    """Maps [b, k, inputs] to unit vectors [b, k, width]: one linear map for all k slots, or one per slot.
+    """Maps [b, k, inputs] to [b, k, width], unit vectors by default: one linear map for all k slots, or one per slot.
 
     Computes in float32 also under autocast: the distance of two unit vectors would drown in the rounding
     of bfloat16.
     """
 
-    def __init__(self, inputs: int, width: int, bias: bool = True, maps: int = 1, frozen: bool = False) -> None:
-        """`maps` is 1 for a map that all slots share, else k."""
+    def __init__(self, inputs: int, width: int, bias: bool = True, maps: int = 1, frozen: bool = False,
+                 normalise: bool = True) -> None:
+        """`maps` is 1 for a map that all slots share, else k; without `normalise` vectors keep their length."""
         super().__init__()
+        self.normalise = normalise
         self.maps = nn.ModuleList(nn.Linear(inputs, width, bias) for _ in range(maps))
         self.requires_grad_(not frozen)
 
@@ -35,9 +37,38 @@ class Projection(nn.Module):
         with torch.autocast(vectors.device.type, enabled=False):
             vectors = vectors.to(next(self.parameters()).dtype)
             if len(self.maps) == 1:
-                return unit(self.maps[0](vectors))
-            slots = zip(self.maps, vectors.unbind(dim=1), strict=True)
-            return unit(torch.stack([linear(slot) for linear, slot in slots], dim=1))
+                mapped = self.maps[0](vectors)
+            else:
+                slots = zip(self.maps, vectors.unbind(dim=1), strict=True)
+                mapped = torch.stack([linear(slot) for linear, slot in slots], dim=1)
+            return unit(mapped) if self.normalise else mapped
+
+
+class Bridge(nn.Module):
+    """Brings the states of student and teacher to one width, each side by one linear map for all of its layers.
+
+    Where the widths agree nothing is learned and states pass as they are. `width` is that of the results.
+    """
+
+    def __init__(self, student: int, teacher: int, width: int | None, bias: bool = True,
+                 freeze_teacher: bool = False) -> None:
+        """`width` is the common one that both sides are mapped to; None maps the student to the teacher's."""
+        super().__init__()
+        differ = student != teacher
+        self.two_sided = differ and width is not None
+        self.width = width if differ and width is not None else teacher
+        self.student = Projection(student, self.width, bias, normalise=False) if differ else nn.Identity()
+        self.teacher = (Projection(teacher, self.width, bias, frozen=freeze_teacher, normalise=False)
+                        if self.two_sided else nn.Identity())
+
+    def forward(
+        self, student: Float[Tensor, "b k inputs"], teacher: Float[Tensor, "b n others"]
+    ) -> tuple[Float[Tensor, "b k width"], Float[Tensor, "b n width"]]:
+        return self.student(student), self.teacher(teacher)
+
+    def watch(self, teacher: Float[Tensor, "b n width"]) -> dict[str, Tensor]:
+        """`collapse` of the teacher's vectors as they are compared, where both sides are mapped; else nothing."""
+        return collapse(teacher) if self.two_sided else {}
 
 
 @contextmanager
@@ -55,7 +86,7 @@ def collapse(teacher: Float[Tensor, "b k width"]) -> dict[str, Tensor]:
     """Diagnostics of the trivial optimum where both projections map everything to one vector.
 
     `collapse` is the mean cosine over pairs of examples in the slot where it is highest, `spread` the
-    standard deviation over examples of the unit vectors' entries in the slot where it is lowest.
+    standard deviation over examples of the vectors' entries in the slot where it is lowest.
     A batch of one tells nothing and gives nothing.
     """
     if len(teacher) < 2:

@@ -38,3 +38,12 @@ def test_undeclared_feature_is_refused_and_names_the_declared_ones() -> None:
     assert len(features) == 2
     with pytest.raises(KeyError, match="declared: nothing"):
         Features({})[LOGITS]
+
+
+def test_layers_are_stacked_in_the_order_asked_for() -> None:
+    features = Features({FeatureKey("cls", layer): torch.full((2, 4), float(layer)) for layer in (1, 2, 3)})
+    stacked = features.stack(layer_keys("cls", (3, 1)))
+    assert stacked.shape == (2, 2, 4)
+    assert stacked[:, :, 0].tolist() == [[3.0, 1.0], [3.0, 1.0]]
+    with pytest.raises(KeyError, match="cls-04 was not declared"):
+        features.stack(layer_keys("cls", (1, 4)))

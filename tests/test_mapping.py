@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from kdcore.errors import UserError
-from kdcore.mapping import RandomLayers, even, explicit, last, skip, student_slots
+from kdcore.mapping import RandomLayers, blocks, even, explicit, fixed, last, skip, student_slots
 
 
 def teachers(pairs: tuple[tuple[int, int], ...]) -> list[int]:
@@ -57,6 +57,32 @@ def test_explicit_pairs() -> None:
 def test_explicit_pairs_that_do_not_fit(pairs: list[tuple[int, int]], lowest: int, message: str) -> None:
     with pytest.raises(UserError, match=message):
         explicit(pairs, 12, 6, lowest)
+
+
+def test_fixed_takes_a_rule_by_name_or_pairs() -> None:
+    assert [fixed(rule, 11, 4) for rule in ("skip", "last", "even")] == [skip(11, 4), last(11, 4), even(11, 4)]
+    assert fixed(((3, 11), (1, 4)), 11, 4) == ((1, 4), (3, 11))
+
+
+@pytest.mark.parametrize(
+    ("mapping", "depths", "message"),
+    [("skip", (12, 1), r"1 layer has no intermediate layer .* `mapping: \[\[1, 12\]\]`"),
+     ("last", (3, 4), "teacher of 3 to a student of 4"), (((0, 1),), (12, 6), r"student layer 0, expected 1\.\.6"),
+     (((1, 0),), (12, 6), r"teacher layer 0, expected 1\.\.12"), ((), (12, 6), "empty")],
+)
+def test_fixed_maps_that_do_not_fit(mapping: object, depths: tuple[int, int], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        fixed(mapping, *depths)
+
+
+def test_blocks() -> None:
+    assert blocks(range(1, 13), 6) == ((1, 2), (3, 4), (5, 6), (7, 8), (9, 10), (11, 12))
+    assert blocks(range(1, 12), 5) == ((1, 2, 3), (4, 5), (6, 7), (8, 9), (10, 11))
+    assert blocks(range(1, 7), 2, widened=True) == ((1, 2, 3, 4), (3, 4, 5, 6))
+    assert blocks(range(1, 5), 4) == ((1,), (2,), (3,), (4,))
+    assert blocks(range(1, 5), 1, widened=True) == ((1, 2, 3, 4),)
+    with pytest.raises(UserError, match=r"5 student layers .* only 4 teacher layer\(s\)"):
+        blocks(range(1, 5), 5)
 
 
 def test_student_slots() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kdcore.losses import unit
-from kdcore.projection import COLLAPSE_ALARMS, Projection, collapse, initialised_from
+from kdcore.projection import COLLAPSE_ALARMS, Bridge, Projection, collapse, initialised_from
 
 
 def test_shared_map_by_hand() -> None:
@@ -22,6 +22,14 @@ def test_each_slot_goes_through_its_own_map() -> None:
     torch.testing.assert_close(projection(vectors), torch.stack(expected, dim=1))
     with pytest.raises(ValueError, match="zip"):
         projection(torch.randn(5, 3, 3))
+
+
+def test_vectors_may_keep_their_length() -> None:
+    vectors = torch.randn(5, 2, 3)
+    for maps in (1, 2):
+        projection = Projection(inputs=3, width=4, maps=maps, normalise=False)
+        expected = [projection.maps[slot % maps](vectors[:, slot]) for slot in range(2)]
+        torch.testing.assert_close(projection(vectors), torch.stack(expected, dim=1))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -65,3 +73,25 @@ def test_collapse_looks_at_the_worst_slot() -> None:
         assert alarm.rings(float(one_slot[alarm.diagnostic]))
     assert collapse(torch.ones(1, 2, 4)) == {}
     assert not any(value.requires_grad for value in collapse(torch.randn(3, 1, 4, requires_grad=True)).values())
+
+
+def test_bridge_of_equal_widths_does_nothing() -> None:
+    bridge, states = Bridge(4, 4, width=2), (torch.randn(3, 2, 4), torch.randn(3, 5, 4))
+    assert [torch.equal(*pair) for pair in zip(bridge(*states), states, strict=True)] == [True, True]
+    assert (bridge.width, list(bridge.parameters()), bridge.watch(states[1])) == (4, [], {})
+
+
+def test_bridge_of_both_sides_or_of_the_student_alone() -> None:
+    student, teacher = torch.randn(3, 2, 4), torch.randn(3, 5, 6)
+    both = Bridge(4, 6, width=2)
+    assert [tuple(side.shape) for side in both(student, teacher)] == [(3, 2, 2), (3, 5, 2)]
+    assert both.width == 2
+    assert both.watch(both(student, teacher)[1]).keys() == {"collapse", "spread"}
+    assert sum(p.numel() for p in both.parameters() if p.requires_grad) == 2 * (4 + 1) + 2 * (6 + 1)
+    frozen = Bridge(4, 6, width=2, bias=False, freeze_teacher=True)
+    assert sum(p.numel() for p in frozen.parameters() if p.requires_grad) == 2 * 4
+    alone = Bridge(4, 6, width=None)
+    mapped, same = alone(student, teacher)
+    assert torch.equal(same, teacher)
+    torch.testing.assert_close(mapped, alone.student.maps[0](student))
+    assert (alone.width, alone.watch(same)) == (6, {})
