@@ -5,6 +5,8 @@ imported by the stages only, so help and mistakes answer at once.
 """
 
 import contextlib
+import json
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -165,6 +167,23 @@ def report(study: StudyOption = Path()) -> None:
 
 
 @app.command()
+def grid(dataset: DatasetArgument, method: MethodArgument, study: StudyOption = Path()) -> None:
+    """Print a command for each point of the study's grid that concerns a dataset and a method.
+
+    Each runs one point with the study's first seed; run those you want inside the study folder.
+
+    Example: kdflow grid cola pkd --study studies/rail-bert12
+    """
+    with _inside(study) as (settings, _):
+        settings.dataset(dataset)
+        _check_method(settings, method)
+        for point in settings.points(dataset, method):
+            changes = {"study.seeds": list(settings.study.seeds[:1])} | point
+            options = " ".join(f"-S {shlex.quote(f'++{name}={json.dumps(value)}')}" for name, value in changes.items())
+            typer.echo(f"dvc exp run {options} evaluate@{dataset}-{method}")
+
+
+@app.command()
 def register(
     dataset: DatasetArgument,
     method: Annotated[str | None, typer.Argument(metavar="[METHOD]", help="Default: the best on the dataset.")] = None,
@@ -256,11 +275,17 @@ def _check_folder(study: Path) -> None:
 
 
 def _check_method(settings: config.Study, name: str) -> None:
-    """Refuse a method that is not declared, has no file, or has hyper-parameters that do not fit."""
+    """Refuse a method that is not declared, has no file, or has hyper-parameters that do not fit, here or in the
+    grid."""
     written = settings.method(name)
     from kdcore import methods
 
     methods.configure(name, written)
+    try:
+        for point in settings.points("", name):
+            methods.configure(name, settings.at(point).method(name))
+    except UserError as error:
+        raise UserError(f"grid: {error}") from None
 
 
 def _console() -> "Console":

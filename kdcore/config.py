@@ -4,6 +4,8 @@ Every stage lists in `dvc.yaml` the sections it reads, so a section holds what o
 and nothing else. Unknown keys are errors that name the nearest known one.
 """
 
+import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, get_args, get_origin
 
@@ -50,7 +52,8 @@ class StudentModel(Strict):
     revision: str | None = None
     layers: Literal["first", "last", "even"] | tuple[int, ...] | None = None
     depth: int | None = Field(default=None, ge=1)
-    architecture: Literal["bert", "distilbert", "roberta", "xlm-roberta", "mpnet", "electra"] | None = None
+    architecture: Literal["bert", "distilbert", "roberta", "xlm-roberta", "mpnet", "electra", "deberta-v2",
+                          "modernbert"] | None = None
 
     @model_validator(mode="after")
     def _depth_goes_with_a_rule(self) -> Self:
@@ -207,10 +210,16 @@ class Evaluation(Strict):
     submission: bool = True
 
 
+GRID_SECTIONS = ("pair", "training", "datasets", "methods", "features")
+"""Sections of `params.yaml` whose settings a grid may vary."""
+
+
 class Study(Strict):
     """The whole of `params.yaml`.
 
     `code` is the folder of the kdflow checkout, seen from the study folder.
+    `grid` lists values to try, by dotted setting: `training.student.learning_rate: [1e-5, 2e-5]`. No stage reads it:
+    the study runs what the other sections say, and a search runs it with the points of the grid in their place.
     """
 
     code: str
@@ -222,6 +231,7 @@ class Study(Strict):
     features: StoredFeatures
     gate: TeacherGate
     evaluation: Evaluation
+    grid: dict[str, tuple[Any, ...]] = {}
 
     @model_validator(mode="after")
     def _names_are_declared(self) -> Self:
@@ -235,6 +245,41 @@ class Study(Strict):
             self.teacher_training(name)
             self.student_training(name)
         return self
+
+    @model_validator(mode="after")
+    def _grid_fits(self) -> Self:
+        """Every point is a valid study; hyper-parameters of methods are checked where method files are loaded."""
+        varied = {""}
+        for setting, values in self.grid.items():
+            section, *rest = setting.split(".")
+            if section not in GRID_SECTIONS or len(rest) < 1 + (section in ("datasets", "methods")):
+                raise ValueError(f"grid names {setting!r}, expected a setting such as training.student.learning_rate "
+                                 f"in one of these sections: {', '.join(GRID_SECTIONS)}")
+            if section in ("datasets", "methods") and rest[0] not in getattr(self, section):
+                raise ValueError(f"grid names {setting!r}, but {rest[0]!r} has no entry under `{section}`; "
+                                 f"{did_you_mean(rest[0], getattr(self, section))}")
+            if not values or any(value in values[:place] for place, value in enumerate(values)):
+                raise ValueError(f"grid: {setting} lists {list(values)}, expected at least one value, and each once")
+            varied |= {rest[0]} if section == "datasets" else set()
+        for dataset in sorted(varied) if self.grid else ():
+            for point in self.points(dataset, method=""):
+                self.at(point)
+        return self
+
+    def points(self, dataset: str, method: str) -> tuple[dict[str, Any], ...]:
+        """What a search tries for a method on a dataset: every combination of the grid's settings that concern both.
+
+        Returns:
+            Value by dotted setting, the last setting fastest. One empty point where the grid says nothing.
+        """
+        others = (*(f"methods.{name}." for name in self.methods if name != method),
+                  *(f"datasets.{name}." for name in self.datasets if name != dataset))
+        axes = {setting: values for setting, values in self.grid.items() if not setting.startswith(others)}
+        return tuple(dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
+
+    def at(self, point: Mapping[str, Any]) -> "Study":
+        """The study with a point of its grid in place; raises UserError when a value does not fit."""
+        return parse(Study, _replaced(self.model_dump(exclude={"grid"}), point), "grid")
 
     def teacher_training(self, dataset: str) -> Training:
         """Training of the teacher on a dataset: the study's defaults under the dataset's overrides."""
@@ -297,6 +342,16 @@ def parse(model: type[T], content: dict[str, Any], where: str) -> T:
 
 def _override(base: Training, changes: dict[str, Any], where: str) -> Training:
     return parse(Training, base.model_dump() | changes, where)
+
+
+def _replaced(content: Mapping[str, Any], point: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the settings with those of a grid's point in place."""
+    result = dict(content)
+    for setting, value in point.items():
+        section, _, rest = setting.partition(".")
+        inner = result.get(section)
+        result[section] = _replaced(inner if isinstance(inner, dict) else {}, {rest: value}) if rest else value
+    return result
 
 
 def _first_problem(model: type[BaseModel], error: pydantic.ValidationError) -> str:

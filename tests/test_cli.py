@@ -24,7 +24,7 @@ def _process(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_command_of_the_design_is_there():
-    assert set(COMMANDS) == {*STAGES, "init", "register", "models", "status", "doctor"}
+    assert set(COMMANDS) == {*STAGES, "init", "grid", "register", "models", "status", "doctor"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
