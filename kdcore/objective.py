@@ -23,12 +23,12 @@ class Dims:
     vocabulary: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Setting:
-    """All that a method may know when it builds its phases: sizes, never models or data.
+    """All that a method may know when it builds its phases: sizes and labels, never models or texts.
 
     `classes` is the number of outputs; 1 with `regression`.
-    `examples` is the number of training rows; example ids are 0..examples-1.
+    `labels` [examples] are those of the training rows by example id, int64 classes or float32 scores, on the CPU.
     `batch_size` is the number of examples of one optimiser step; an epoch's last step may have fewer.
     """
 
@@ -36,9 +36,14 @@ class Setting:
     student: Dims
     classes: int
     regression: bool
-    examples: int
+    labels: Tensor
     batch_size: int
     seed: int
+
+    @property
+    def examples(self) -> int:
+        """The number of training rows; example ids are 0..examples-1."""
+        return len(self.labels)
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,10 @@ class Batch:
 
     ids: Int[Tensor, " b"]
     labels: Tensor  # [b], int64 classes or float32 scores
+
+
+TeacherOf = Callable[[Int[Tensor, " b"], frozenset[FeatureKey]], Features]
+"""The teacher's features of the examples with these ids, on the student's device."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +121,7 @@ class Objective(nn.Module, ABC):
     """
 
     couples_examples: ClassVar[bool] = False
-    """True when an example's value depends on who shares its batch."""
+    """True when an example's value depends on who shares its batch: such a batch must not be cut into pieces."""
 
     alarms: ClassVar[tuple[Alarm, ...]] = ()
     """Which diagnostics warn, and when."""
@@ -134,6 +143,13 @@ class Objective(nn.Module, ABC):
 
     def before_steps(self, dev_loss: Callable[[], float]) -> None:
         """Called once before the first step of each phase, not after a resume; `dev_loss` as in `after_step`."""
+
+    def before_epoch(self, progress: Progress, teacher: TeacherOf) -> None:
+        """Called before the first step of each epoch, not after a resume in the middle of one.
+
+        `teacher` gives features of any training examples; it costs a pass of the teacher over those that are not
+        stored, and is to be called only when the values are used.
+        """
 
     def after_step(self, progress: Progress, dev_loss: Callable[[], float]) -> None:
         """Called once after each optimiser step: update memory banks, learn from rewards.

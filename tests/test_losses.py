@@ -148,6 +148,11 @@ def test_unit_of_nothing_has_a_finite_gradient() -> None:
     assert zero.grad.isfinite().all()
 
 
+def test_masked_mean_sums_bf16_states_in_float32() -> None:
+    states = torch.full((1, 3000, 1), 1.0).to(torch.bfloat16)
+    assert masked_mean(states, torch.ones(1, 3000, dtype=torch.int64)).item() == 1.0
+
+
 def test_masked_mean_by_hand_ignores_whatever_padding_holds() -> None:
     states = tensor([[[1.0, 2.0], [3.0, 6.0], [9.0, 9.0]], [[5.0, 7.0], [0.0, 0.0], [0.0, 0.0]]])
     mask = tensor([[1, 1, 0], [1, 0, 0]])

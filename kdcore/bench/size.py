@@ -192,7 +192,8 @@ class Bench:
 
     def _phases(self, method: str, seed: int) -> tuple[Phase, ...]:
         setting = Setting(teacher=teacher_dims(self.teacher_folder), student=teacher_dims(self.student_folder),
-                          classes=2, regression=False, examples=self.work.rows, batch_size=BATCH, seed=seed)
+                          classes=2, regression=False, labels=self.prepared.labels("train"),
+                          batch_size=BATCH, seed=seed)
         return methods.load(method).phases(methods.configure(method, {}), setting)
 
     def _rate(self, method: str, knowledge: Knowledge, seed: int) -> float:

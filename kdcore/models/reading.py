@@ -11,20 +11,25 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import MPNetModel, PreTrainedModel
+from transformers import DebertaV2Model, ModernBertModel, MPNetModel, PreTrainedModel
+from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_emb
 
 from kdcore.errors import UserError, did_you_mean
 from kdcore.features import FeatureKey, Features
+from kdcore.losses import masked_mean
 
 
 @dataclass(frozen=True)
 class Family:
-    """Where a family keeps its layers, and the names of the projections inside one."""
+    """Where a family keeps its layers, and the names of the projections inside one.
+
+    ModernBERT makes all three in one linear layer.
+    """
 
     layers: str
     query: str
@@ -40,19 +45,27 @@ FAMILIES: dict[str, Family] = {
     "electra": _BERT,
     "distilbert": Family("transformer.layer", "attention.q_lin", "attention.k_lin", "attention.v_lin"),
     "mpnet": Family("encoder.layer", "attention.attn.q", "attention.attn.k", "attention.attn.v"),
+    "deberta-v2": Family("encoder.layer", "attention.self.query_proj", "attention.self.key_proj",
+                         "attention.self.value_proj"),
+    "modernbert": Family("layers", "attn.Wqkv", "attn.Wqkv", "attn.Wqkv"),
 }
+"""By `model_type`; DeBERTa-v3 is `deberta-v2` too."""
 
 
 def read(model: PreTrainedModel, inputs: Mapping[str, Tensor], keys: frozenset[FeatureKey]) -> Features:
     """Run the model once and return the features `keys` names, with the attention mask of the batch.
 
     `inputs` holds `input_ids` and `attention_mask` [b, t] and may hold more; what the model does not take is
-    left out. Layer 0 is the embedding output (after ELECTRA's projection to the hidden width), layer l the
-    output of transformer layer l. `mean` and `scores` are float32 whatever the model computes in;
-    everything else has the dtype of the computation.
+    left out. Layer 0 is the embedding output (after ELECTRA's projection to the hidden width), layer l what
+    transformer layer l hands on, as `output_hidden_states` reports it: with DeBERTa's convolution in layer 1
+    where there is one, with ModernBERT's final norm in its last layer. Query and key are what the attention
+    multiplies: ModernBERT's after rotation by position, DeBERTa's of the contents (`scores` has its terms of
+    position as well). `mean` and `scores` are float32 whatever the model computes in; everything else has the
+    dtype of the computation.
 
     Raises:
-        UserError: unknown family, a layer beyond the model's, a projection of layer 0, or a head it lacks.
+        UserError: unknown family, a layer beyond the model's, a projection of layer 0, a head it lacks, or scores
+            of a layer that attends to a window.
     """
     check(model, keys)
     mask = inputs["attention_mask"]
@@ -85,10 +98,22 @@ def check(model: PreTrainedModel, keys: frozenset[FeatureKey]) -> None:
         if key.kind in ("query", "key", "value", "scores") and key.layer == 0:
             raise UserError(f"{key.kind} of layer 0 was asked for, but embeddings have no attention; "
                             f"layers are 1 to {layers}")
+        if key.kind == "scores":
+            _refuse_windows(model, key.layer)
         if key.kind in ("logits", "mlm_logits"):
             head = "ForSequenceClassification" if key.kind == "logits" else "ForMaskedLM"
             if not type(model).__name__.endswith(head):
                 raise UserError(f"{key.kind} were asked of a {type(model).__name__}; load it as ...{head}")
+
+
+def _refuse_windows(model: PreTrainedModel, layer: int) -> None:
+    """Scores of all pairs of tokens are no attention where most pairs are never looked at."""
+    kinds = getattr(model.config, "layer_types", None) or ["full_attention"] * layer
+    if kinds[layer - 1] != "full_attention":
+        whole = ", ".join(str(place) for place, kind in enumerate(kinds, 1) if kind == "full_attention")
+        raise UserError(f"scores of layer {layer} were asked for, but this layer of a {model.config.model_type} model "
+                        f"attends to a window of {model.config.local_attention} tokens only; layers with full attention: "
+                        f"{whole or 'none'}")
 
 
 def family(model: PreTrainedModel) -> Family:
@@ -102,8 +127,8 @@ def family(model: PreTrainedModel) -> Family:
 def accepts(model: PreTrainedModel) -> frozenset[str]:
     """The tokenizer's outputs that the model takes.
 
-    DistilBERT and MPNet have no segment ids; RoBERTa and XLM-R accept them but have a table of one row, so
-    that a second segment would be an index error.
+    DistilBERT, MPNet and ModernBERT have no segment ids; RoBERTa and XLM-R accept them but have a table of one
+    row, so that a second segment would be an index error; DeBERTa-v3 accepts them but has no table.
     """
     names = _parameters(type(model).forward) & {"input_ids", "attention_mask", "token_type_ids"}
     return names - {"token_type_ids"} if getattr(model.config, "type_vocab_size", 0) < 2 else names
@@ -121,9 +146,8 @@ def _listeners(model: PreTrainedModel, keys: frozenset[FeatureKey], mask: Int[Te
                values: dict[FeatureKey, Tensor]) -> list[tuple[nn.Module, Listener]]:
     """The modules to hook and what to do with their outputs: one hook per module, however many keys need it."""
     where = family(model)
-    base = model.base_model
-    layers = list(base.get_submodule(where.layers).children())
-    embeddings = base.get_submodule("embeddings_project" if hasattr(base, "embeddings_project") else "embeddings")
+    layers = list(model.base_model.get_submodule(where.layers).children())
+    outputs = _outputs(model, layers)
     states: dict[int, list[FeatureKey]] = {}
     projections: set[FeatureKey] = set()
     for key in keys:
@@ -135,12 +159,24 @@ def _listeners(model: PreTrainedModel, keys: frozenset[FeatureKey], mask: Int[Te
             projections |= {FeatureKey("query", key.layer), FeatureKey("key", key.layer)}
     listeners: list[tuple[nn.Module, Listener]] = []
     for layer, wanted in states.items():
-        module = layers[layer - 1] if layer else embeddings
-        listeners.append((module, partial(_keep_states, wanted, mask, values)))
+        listeners.append((outputs[layer], partial(_keep_states, wanted, mask, values)))
     for key in projections:
         module = layers[key.layer - 1].get_submodule(getattr(where, key.kind))
-        listeners.append((module, partial(_keep_projection, key, model.config.num_attention_heads, values)))
+        listeners.append((module, partial(_keep_projection, key, model, values)))
     return listeners
+
+
+def _outputs(model: PreTrainedModel, layers: list[nn.Module]) -> list[nn.Module]:
+    """The modules that make the states of layers 0..n."""
+    base = model.base_model
+    outputs = [base.get_submodule("embeddings_project" if hasattr(base, "embeddings_project") else "embeddings"),
+               *layers]
+    match base:
+        case DebertaV2Model() if base.encoder.conv is not None:
+            outputs[1] = base.encoder.conv
+        case ModernBertModel():
+            outputs[-1] = base.final_norm
+    return outputs
 
 
 def _keep_states(wanted: list[FeatureKey], mask: Int[Tensor, "b t"], values: dict[FeatureKey, Tensor],
@@ -156,23 +192,46 @@ def _keep_states(wanted: list[FeatureKey], mask: Int[Tensor, "b t"], values: dic
                 values[key] = states
 
 
-def _keep_projection(key: FeatureKey, heads: int, values: dict[FeatureKey, Tensor],
+def _keep_projection(key: FeatureKey, model: PreTrainedModel, values: dict[FeatureKey, Tensor],
                      module: nn.Module, args: Any, output: Tensor) -> None:
-    values[key] = output.unflatten(-1, (heads, -1)).transpose(1, 2)
+    if key in values:  # DeBERTa projects its relative positions afterwards, by the same linear if they are shared
+        return
+    rotary = model.base_model if isinstance(model.base_model, ModernBertModel) else None
+    if rotary:
+        output = output.unflatten(-1, (3, -1)).select(-2, ("query", "key", "value").index(key.kind))
+    projection = output.unflatten(-1, (model.config.num_attention_heads, -1)).transpose(1, 2)
+    values[key] = _rotated(rotary, key.layer, projection) if rotary and key.kind != "value" else projection
 
 
-def masked_mean(states: Float[Tensor, "b t d"], mask: Int[Tensor, "b t"]) -> Float[Tensor, "b d"]:
-    """Mean over real tokens, accumulated in float32 (methods, section 0: h_b = sum_t mask H / n_b)."""
-    kept = states * mask.unsqueeze(-1).to(states.dtype)  # exact in any dtype: the factors are 0 and 1
-    return kept.sum(dim=1, dtype=torch.float32) / mask.sum(dim=1, keepdim=True)
+def _rotated(base: ModernBertModel, layer: int, projection: Float[Tensor, "b h t d"]) -> Float[Tensor, "b h t d"]:
+    positions = torch.arange(projection.shape[2], device=projection.device).unsqueeze(0)
+    cos, sin = base.rotary_emb(projection, positions, base.config.layer_types[layer - 1])
+    return apply_rotary_pos_emb(projection, projection, cos, sin)[0]
 
 
 def _scores(model: PreTrainedModel, values: Mapping[FeatureKey, Tensor], layer: int,
             input_ids: Int[Tensor, "b t"]) -> Float[Tensor, "b h t t"]:
-    """q k^T / sqrt(d_head) before mask and softmax; in MPNet plus its bias by relative position."""
+    """q k^T / sqrt(d_head) before mask and softmax; in MPNet and DeBERTa with what they add by relative position."""
     query, key = (values[FeatureKey(kind, layer)] for kind in ("query", "key"))
     with torch.autocast(query.device.type, enabled=False):
-        scores = query.float() @ key.float().transpose(-1, -2) / math.sqrt(query.shape[-1])
-    if model.config.model_type == "mpnet":
-        scores = scores + cast(MPNetModel, model.base_model).encoder.compute_position_bias(input_ids)
+        query, key = query.float(), key.float()
+        if isinstance(model.base_model, DebertaV2Model):
+            return _disentangled(model.base_model, layer, query, key)
+        scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
+    if isinstance(model.base_model, MPNetModel):
+        scores = scores + model.base_model.encoder.compute_position_bias(input_ids)
+    return scores
+
+
+def _disentangled(base: DebertaV2Model, layer: int, query: Float[Tensor, "b h t d"],
+                  key: Float[Tensor, "b h t d"]) -> Float[Tensor, "b h t t"]:
+    """Content to content, content to position and position to content, each divided by sqrt(d_head x terms)."""
+    encoder = base.encoder
+    attention = encoder.layer[layer - 1].attention.self
+    terms = 1 + sum(term in attention.pos_att_type for term in ("c2p", "p2c"))
+    scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1] * terms)
+    if attention.relative_attention and terms > 1:
+        scores = scores + attention.disentangled_attention_bias(
+            query.flatten(0, 1), key.flatten(0, 1), encoder.get_rel_pos(query), encoder.get_rel_embedding(),
+            terms).view_as(scores)
     return scores

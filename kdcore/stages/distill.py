@@ -135,7 +135,7 @@ class Work:
         """The method's phases with new objectives."""
         info = self.prepared.info
         setting = Setting(teacher_dims(self.teacher_folder), student, info.classes, info.regression,
-                          info.splits[info.train].rows, self.settings.batch_size, seed)
+                          self.prepared.labels(info.train), self.settings.batch_size, seed)
         return methods.load(self.method).phases(self.method_config, setting)
 
     def teacher(self, phases: tuple[Phase, ...]) -> Teacher | None:

@@ -73,7 +73,7 @@ def _train(study: config.Study, layout: Layout, dataset: str, prepared: Prepared
            place: Path, out: Path | None) -> None:
     info, settings, source = prepared.info, study.teacher_training(dataset), study.pair.teacher
     model, origin = load_described(source.source, source.revision, info.labels, settings.seed)
-    setting = Setting(dims(model), dims(model), info.classes, info.regression, info.splits[info.train].rows,
+    setting = Setting(dims(model), dims(model), info.classes, info.regression, prepared.labels(info.train),
                       settings.batch_size, settings.seed)
     journal = layout.logs / f"teacher@{dataset}.jsonl"
     with Run.start("teacher", layout, dataset, seed=settings.seed,

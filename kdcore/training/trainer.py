@@ -21,7 +21,7 @@ from transformers.trainer_callback import PrinterCallback
 from kdcore.config import Training
 from kdcore.data.batching import LengthGroupedBatches
 from kdcore.errors import UserError
-from kdcore.features import Features
+from kdcore.features import FeatureKey, Features
 from kdcore.objective import Progress
 from kdcore.training import checkpoint
 from kdcore.training.batches import ShareOfExamples, Shares, loader
@@ -46,10 +46,15 @@ class DistillationTrainer(Trainer):
         Without `evaluates` the selection split is not looked at, and nothing is selected.
 
         Raises:
-            UserError: accumulation times devices cuts a step's batch into more pieces than it has rows.
+            UserError: accumulation times devices cuts a step's batch into more pieces than it has rows, or into
+                pieces at all where the objective compares the examples of a batch with one another.
         """
         arguments = _arguments(settings, distiller, seed, folder)
         world = arguments.world_size
+        if distiller.objective.couples_examples and settings.accumulation * world > 1:
+            raise UserError(f"{phase}: this method compares the examples of a batch with one another, so a batch "
+                            f"cannot be cut into {settings.accumulation * world} pieces; set accumulation: 1 and "
+                            "train in one process")
         lengths = around.prepared.tokens(around.prepared.info.train, around.tokens).lengths
         batches = LengthGroupedBatches(lengths, settings.batch_size, seed, settings.accumulation * world)
         arguments.max_steps = max(1, math.ceil(settings.epochs * batches.steps))
@@ -134,7 +139,7 @@ class DistillationTrainer(Trainer):
         """Forward and backward of one micro-batch; returns its contribution to the step's mean loss."""
         model.train()
         progress = self.progress
-        teacher = self._teacher_features(inputs, progress)
+        teacher = self._teacher_features(inputs, self.distiller.objective.needs_at(progress).teacher)
         moved = self._prepare_inputs({name: inputs[name] for name in ("ids", "labels", self.around.tokens)})
         loss = model(moved, teacher, progress)  # through the wrapper, which synchronises gradients
         total = loss.total
@@ -144,8 +149,11 @@ class DistillationTrainer(Trainer):
         self.accelerator.backward(contribution)
         return contribution.detach()
 
-    def _teacher_features(self, batch: dict[str, Any], progress: Progress) -> Features:
-        keys = self.distiller.objective.needs_at(progress).teacher
+    def _features_of(self, ids: Tensor, keys: frozenset[FeatureKey]) -> Features:
+        """Teacher features of any training examples, outside of a step."""
+        return self._teacher_features(self.around.examples.__getitems__(ids.tolist()), keys)
+
+    def _teacher_features(self, batch: dict[str, Any], keys: frozenset[FeatureKey]) -> Features:
         if not keys:
             return Features({})
         if self.around.teacher is None:
@@ -200,9 +208,12 @@ class DistillationTrainer(Trainer):
     # Events of the loop.
 
     def epoch_begins(self) -> None:
-        """Before the first batch of an epoch is drawn."""
-        self.shares.set_epoch(self.progress.epoch)
+        """Before the first batch of an epoch is drawn, also of one that a resume goes on with."""
+        progress = self.progress
+        self.shares.set_epoch(progress.epoch)
         self._clock = time.monotonic()
+        if progress.step % self.steps_per_epoch == 0:
+            self.distiller.objective.before_epoch(progress, self._features_of)
 
     def step_ends(self) -> bool:
         """After an optimiser step; True when a checkpoint is to be written now."""

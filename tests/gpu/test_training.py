@@ -34,8 +34,8 @@ def _train(folder: Path, prepared: Prepared, shape: Path, precision: str, steps:
            dropout: float = 0.0, seed: int = 5) -> TrainingResult:
     student = models.classifier(shape, dropout=dropout)
     size = dims(student)
-    setting = Setting(teacher=size, student=size, classes=2, regression=False, examples=ROWS, batch_size=BATCH,
-                      seed=seed)
+    setting = Setting(teacher=size, student=size, classes=2, regression=False, labels=prepared.labels("train"),
+                      batch_size=BATCH, seed=seed)
     phases = finetune.phases(finetune.Config(), setting)
     settings = Training(epochs=steps * BATCH / ROWS, batch_size=BATCH, learning_rate=1e-3, precision=precision,
                         keep="last")

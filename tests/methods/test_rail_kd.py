@@ -18,7 +18,8 @@ from tests.methods.toys import CLASSIFICATION, Toy, batch, progress, toys
 from tests.test_losses import GRADIENT, VALUE, vectors
 
 BOTH = ("rail_kd_l", "rail_kd_c")
-GOLDEN = Setting(Dims(8, 12, 2, 11), Dims(4, 8, 2, 11), classes=3, regression=False, examples=4, batch_size=4, seed=0)
+GOLDEN = Setting(Dims(8, 12, 2, 11), Dims(4, 8, 2, 11), classes=3, regression=False,
+                 labels=torch.zeros(4, dtype=torch.int64), batch_size=4, seed=0)
 both = pytest.mark.parametrize("name", BOTH)
 
 

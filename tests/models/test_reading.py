@@ -166,12 +166,6 @@ def test_autocast_keeps_pooled_means_and_scores_in_float32(family):
         assert (half[key] - full[key]).norm() < 0.03 * full[key].norm()
 
 
-def test_masked_mean_sums_bf16_states_in_float32():
-    states = torch.full((1, 3000, 1), 1.0).to(torch.bfloat16)
-    mask = torch.ones(1, 3000, dtype=torch.int64)
-    assert reading.masked_mean(states, mask).item() == 1.0
-
-
 @pytest.mark.parametrize(("key", "says"), [
     (FeatureKey("mean", 3), "layers are 0 (embeddings) to 2"),
     (FeatureKey("scores", 3), "layers are 0 (embeddings) to 2"),

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from kdcore.features import LOGITS, Features, layer_keys
 from kdcore.losses import label_loss
-from kdcore.objective import Alarm, Batch, Loss, Needs, Objective, Phase, Progress
+from kdcore.objective import Alarm, Batch, Loss, Needs, Objective, Phase, Progress, TeacherOf
 
 
 class Stop(Exception):
@@ -30,6 +30,7 @@ class Watched(Objective):
         self.seen: list[Progress] = []
         self.stepped: list[Progress] = []
         self.begun = 0
+        self.epochs: list[Progress] = []
         self.dev_losses: list[float] = []
         self.interfere = interfere
         self.level = level
@@ -45,6 +46,9 @@ class Watched(Objective):
     def before_steps(self, dev_loss: Callable[[], float]) -> None:
         self.begun += 1
         self.dev_losses.append(dev_loss())
+
+    def before_epoch(self, progress: Progress, teacher: TeacherOf) -> None:
+        self.epochs.append(progress)
 
     def after_step(self, progress: Progress, dev_loss: Callable[[], float]) -> None:
         self.stepped.append(progress)

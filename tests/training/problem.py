@@ -75,7 +75,7 @@ def phases_of(method: str, prepared: Prepared, batch_size: int = 16, seed: int =
     """The phases of a method for the tiny pair."""
     teacher, student = tiny_teacher(prepared).model, tiny_student(prepared)
     setting = Setting(dims(teacher), dims(student), prepared.info.classes, prepared.info.regression,
-                      prepared.info.splits["train"].rows, batch_size, seed)
+                      prepared.labels("train"), batch_size, seed)
     return methods.load(method).phases(methods.configure(method, hyper), setting)
 
 

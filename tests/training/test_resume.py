@@ -91,6 +91,7 @@ def test_progress_and_draws_continue(prepared: Prepared, folder: Path) -> None:
     assert {p.epoch for p in objective.seen} == {1}
     assert [p.step for p in objective.stepped] == [9, 10, 11]
     assert objective.begun == 0  # `before_steps` belongs to the start of the phase
+    assert objective.epochs == []  # and `before_epoch` to that of the epoch
 
 
 @pytest.mark.usefixtures("saves_always")

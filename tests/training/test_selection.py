@@ -8,12 +8,15 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from kdcore.data.batching import Examples
 from kdcore.data.prepared import Prepared
-from kdcore.objective import Phase
+from kdcore.errors import UserError
+from kdcore.features import LOGITS
+from kdcore.objective import Needs, Phase, Progress, TeacherOf
 from kdcore.training.development import Development
 from kdcore.training.record import Record
 from tests.training.doubles import Watched, watched
-from tests.training.problem import run, same_weights, tiny_student
+from tests.training.problem import run, same_weights, tiny_student, tiny_teacher
 
 
 class Marks:
@@ -119,6 +122,40 @@ def test_after_step_is_told_of_each_step(prepared: Prepared, folder: Path) -> No
     assert [p.epoch for p in objective.stepped] == 6 * [0] + 6 * [1]
     assert [p.step for p in objective.seen] == [step for step in range(12) for _ in range(4)]
     assert {p.total_steps for p in objective.seen} == {12}
+    assert objective.epochs == [Progress(0, 0, 12), Progress(1, 6, 12)]
+
+
+def test_before_epoch_can_ask_the_teacher_for_any_examples(prepared: Prepared, folder: Path) -> None:
+    """In the order asked for."""
+    got: list[torch.Tensor] = []
+    ids = torch.tensor([40, 3, 7])
+
+    class Curious(Watched):
+        def __init__(self) -> None:
+            super().__init__()
+            self.needs = Needs(self.needs.student, frozenset({LOGITS}))
+
+        def before_epoch(self, progress: Progress, teacher: TeacherOf) -> None:
+            got.append(teacher(ids, frozenset({LOGITS})).logits)
+
+    run(prepared, folder, phases=(Phase("toy", Curious()),), epochs=1)
+    batch = Examples(prepared, "train", teacher_inputs=True).__getitems__(ids.tolist())
+    torch.testing.assert_close(got, [tiny_teacher(prepared).features(batch, frozenset({LOGITS})).logits])
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_batches_that_belong_together_are_not_cut(prepared: Prepared, folder: Path, accumulation: int) -> None:
+    class Coupled(Watched):
+        couples_examples = True
+
+    def train() -> None:
+        run(prepared, folder, phases=(Phase("toy", Coupled()),), epochs=1, accumulation=accumulation)
+
+    if accumulation == 1:
+        train()
+        return
+    with pytest.raises(UserError, match=r"toy: this method compares .* cut into 2 pieces; set accumulation: 1"):
+        train()
 
 
 def test_dev_loss_is_that_of_the_selection_split(prepared: Prepared, folder: Path) -> None:
