@@ -1,0 +1,116 @@
+"""Losses of token-level features: states, attention scores, attention and relations.
+
+Pure functions that give one value per example. Axes: b batch, t tokens (q queries, k keys), d width, h heads;
+`*slots` any axes between batch and the rest, such as the layers that are compared. `mask` [b, t] is 1 at real tokens.
+Padding counts neither as a state nor as a query nor as a key, whatever it holds, and each example is divided by its own
+length: amount of padding and company in a batch change nothing. An example without real tokens has the value 0.
+Half precision is widened to float32 inside, float64 stays.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def hidden_distance(
+    student: Float[Tensor, "b *slots t d"], teacher: Float[Tensor, "b *slots t d"], mask: Int[Tensor, "b t"]
+) -> Float[Tensor, "b *slots"]:
+    """Squared difference of token states, averaged over real tokens and width (TinyBERT, equation 8).
+
+    Raises ValueError when shapes differ.
+    """
+    _same_shape(student, teacher)
+    gaps = (_wide(student) - _wide(teacher)).masked_fill(~_tokens(mask, student.dim()), 0)
+    return (gaps * gaps).sum(dim=(-2, -1)) / (_lengths(mask, gaps.dim() - 2) * student.shape[-1])
+
+
+def score_distance(
+    student: Float[Tensor, "b *slots h q k"], teacher: Float[Tensor, "b *slots h q k"], mask: Int[Tensor, "b k"]
+) -> Float[Tensor, "b *slots"]:
+    """Squared difference of attention scores before the softmax, averaged over heads and pairs of real tokens
+    (TinyBERT, equation 7).
+
+    Raises ValueError when shapes differ.
+    """
+    _same_shape(student, teacher)
+    gaps = (_wide(student) - _wide(teacher)).masked_fill(~_pairs(mask, student.dim()), 0)
+    return (gaps * gaps).sum(dim=(-3, -2, -1)) / (student.shape[-3] * _lengths(mask, gaps.dim() - 3) ** 2)
+
+
+def relation_scores(
+    vectors: Float[Tensor, "b *slots h t d"], mask: Int[Tensor, "b t"]
+) -> Float[Tensor, "b *slots h t t"]:
+    """Scaled dot products of the vectors of one head with each other, x x^T / sqrt(d) (MiniLM, equation 7)."""
+    with torch.autocast(vectors.device.type, enabled=False):
+        real = _wide(vectors).masked_fill(~_tokens(mask, vectors.dim()), 0)
+        return real @ real.mT / math.sqrt(vectors.shape[-1])
+
+
+def split_heads(vectors: Float[Tensor, "b *slots h t d"], heads: int) -> Float[Tensor, "b *slots heads t e"]:
+    """The heads' vectors joined and cut anew into `heads` (MiniLMv2's relation heads).
+
+    Raises ValueError when the whole width cannot be cut so.
+    """
+    width = vectors.shape[-3] * vectors.shape[-1]
+    if width % heads:
+        raise ValueError(f"a width of {width} cannot be cut into {heads} heads")
+    if heads == vectors.shape[-3]:
+        return vectors
+    return vectors.transpose(-3, -2).flatten(-2).unflatten(-1, (heads, -1)).transpose(-3, -2)
+
+
+def probabilities(
+    scores: Float[Tensor, "b *slots h q k"], mask: Int[Tensor, "b k"]
+) -> Float[Tensor, "b *slots h q k"]:
+    """Softmax over the real keys; 0 at padding, whole rows of padding queries included."""
+    pairs = _pairs(mask, scores.dim())
+    return _wide(scores).masked_fill(~pairs, _LOWEST).softmax(dim=-1).masked_fill(~pairs, 0)
+
+
+def attention_divergence(
+    student: Float[Tensor, "b *slots h q k"], teacher: Float[Tensor, "b *slots h q k"], mask: Int[Tensor, "b k"]
+) -> Float[Tensor, "b *slots"]:
+    """KL(teacher || softmax(student)) over real keys, averaged over heads and real queries (MiniLM, equations 6 and 8).
+
+    `student` holds scores, `teacher` the `probabilities` that they are to reach. Raises ValueError when shapes differ.
+    """
+    _same_shape(student, teacher)
+    pairs = _pairs(mask, student.dim())
+    # Zero at padding afterwards: a gradient scaler would make that log-probability infinite.
+    log_student = F.log_softmax(_wide(student).masked_fill(~pairs, _LOWEST), dim=-1).masked_fill(~pairs, 0)
+    target = _wide(teacher)
+    log_teacher = target.clamp_min(torch.finfo(target.dtype).tiny).log()  # finite at p = 0, where p log p is 0
+    terms = target * (log_teacher - log_student)
+    return terms.sum(dim=(-3, -2, -1)) / (student.shape[-3] * _lengths(mask, terms.dim() - 3))
+
+
+_LOWEST = torch.finfo(torch.float32).min
+"""Not minus infinity: a row without any real key would become NaN."""
+
+
+def _tokens(mask: Int[Tensor, "b t"], dimensions: int) -> Tensor:
+    """True at real tokens, on the last axis but one of so many."""
+    return mask.bool().view(len(mask), *(1,) * (dimensions - 3), -1, 1)
+
+
+def _pairs(mask: Int[Tensor, "b t"], dimensions: int) -> Tensor:
+    """True where query and key are real tokens, on the last two of so many axes."""
+    tokens = _tokens(mask, dimensions)
+    return tokens & tokens.mT
+
+
+def _lengths(mask: Int[Tensor, "b t"], dimensions: int) -> Tensor:
+    """The number of real tokens of each example on the first of so many axes, at least 1."""
+    return mask.sum(dim=1).clamp_min(1).view(-1, *(1,) * (dimensions - 1))
+
+
+def _same_shape(student: Tensor, teacher: Tensor) -> None:
+    if student.shape != teacher.shape:
+        raise ValueError(f"student {list(student.shape)} and teacher {list(teacher.shape)} differ in shape")
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
