@@ -1,4 +1,4 @@
-"""Tiny random models of the six families with tokenizers and prepared data built on the spot: nothing is fetched.
+"""Tiny random models of every family with tokenizers and prepared data built on the spot: nothing is fetched.
 
 The tokenizers know every lower-case letter, digit and some punctuation, so that any text can be cut into
 known pieces, and a few whole words, so that pieces differ in length.
@@ -14,8 +14,10 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import (
     AutoModelForSequenceClassification,
     BertConfig,
+    DebertaV2Config,
     DistilBertConfig,
     ElectraConfig,
+    ModernBertConfig,
     MPNetConfig,
     PretrainedConfig,
     PreTrainedModel,
@@ -29,7 +31,7 @@ from kdcore.data.tokenise import tokenise
 from kdcore.models.loading import tokenizer_fingerprint
 
 SENTIMENT = ("negative", "positive")
-FAMILIES = ("bert", "distilbert", "roberta", "mpnet", "xlm-roberta", "electra")
+FAMILIES = ("bert", "distilbert", "roberta", "mpnet", "xlm-roberta", "electra", "deberta-v2", "modernbert")
 POSITIONS = 64
 """Tokens that a tiny model takes, special tokens included."""
 
@@ -61,6 +63,8 @@ def tiny_tokenizer(family: str, words: tuple[str, ...] = WORDS) -> PreTrainedTok
     core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     core.post_processor = processors.TemplateProcessing(
         single=f"{begin} $A {end}", pair=pair, special_tokens=[(begin, known[begin]), (end, known[end])])
+    if family == "modernbert":
+        inputs.remove("token_type_ids")
     return PreTrainedTokenizerFast(
         tokenizer_object=core, bos_token=begin, eos_token=end, cls_token=begin, sep_token=end, pad_token=pad,
         unk_token=unknown, mask_token=mask, model_max_length=POSITIONS, model_input_names=inputs)
@@ -68,7 +72,10 @@ def tiny_tokenizer(family: str, words: tuple[str, ...] = WORDS) -> PreTrainedTok
 
 def tiny_config(family: str, layers: int = 2, width: int = 32, labels: tuple[str, ...] | None = SENTIMENT,
                 heads: int = 4, words: tuple[str, ...] = WORDS, dropout: float = 0.1) -> PretrainedConfig:
-    """A configuration of the family; `labels` None is regression."""
+    """A configuration of the family; `labels` None is regression.
+
+    DeBERTa is made as v3's checkpoints are. ModernBERT's window is 8 tokens, so that longer texts do not fit in.
+    """
     names = labels or ("score",)
     size, pad = len(vocabulary(family, words)), 1 if family in _ROBERTA_LIKE else 0
     head = {"id2label": dict(enumerate(names)), "label2id": {name: place for place, name in enumerate(names)},
@@ -77,6 +84,12 @@ def tiny_config(family: str, layers: int = 2, width: int = 32, labels: tuple[str
         return DistilBertConfig(vocab_size=size, max_position_embeddings=POSITIONS, n_layers=layers, n_heads=heads,
                                 dim=width, hidden_dim=2 * width, pad_token_id=pad, dropout=dropout,
                                 attention_dropout=dropout, **head)
+    if family == "modernbert":
+        return ModernBertConfig(
+            vocab_size=size, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
+            intermediate_size=2 * width, max_position_embeddings=POSITIONS, local_attention=8, pad_token_id=pad,
+            bos_token_id=2, cls_token_id=2, eos_token_id=3, sep_token_id=3, embedding_dropout=dropout,
+            attention_dropout=dropout, mlp_dropout=dropout, classifier_dropout=dropout, **head)
     positions = POSITIONS + (pad + 1 if family in _ROBERTA_LIKE else 0)
     shape = {"vocab_size": size, "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads,
              "intermediate_size": 2 * width, "max_position_embeddings": positions, "pad_token_id": pad,
@@ -92,6 +105,10 @@ def tiny_config(family: str, layers: int = 2, width: int = 32, labels: tuple[str
             return MPNetConfig(**shape, **head)
         case "electra":
             return ElectraConfig(**shape, embedding_size=width // 2, **head)
+        case "deberta-v2":
+            return DebertaV2Config(**shape, relative_attention=True, position_buckets=8, share_att_key=True,
+                                   pos_att_type=["p2c", "c2p"], norm_rel_ebd="layer_norm", position_biased_input=False,
+                                   type_vocab_size=0, **head)
     raise ValueError(f"no tiny {family}; known: {', '.join(FAMILIES)}")
 
 

@@ -8,10 +8,11 @@ is otherwise new and seeded.
 import hashlib
 import json
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import torch
 import transformers
@@ -52,6 +53,10 @@ def load_tokenizer(source: str, revision: str | None = None) -> PreTrainedTokeni
         with quiet():
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
+        if sentencepiece := sorted(folder.glob("*.model")):
+            raise UserError(f"the tokenizer of {source} is in {sentencepiece[0].name} only, which takes the Python "
+                            "package sentencepiece to read; install it, or add the tokenizer.json that save_pretrained "
+                            "of its tokenizer writes") from None
         raise UserError(f"{source} holds no tokenizer that can be read ({_first_line(error)}); "
                         "expected tokenizer.json and tokenizer_config.json") from None
     if len(tokenizer) <= len(tokenizer.all_special_tokens):  # transformers makes up an empty one where files lack
@@ -81,14 +86,18 @@ def usable_length(config: PretrainedConfig) -> int:
     """The most tokens that a model takes, special tokens included.
 
     RoBERTa, XLM-R and MPNet number positions from `pad_token_id + 1`, so as many rows of their table are unused.
+    DeBERTa-v3 knows distances alone, which it groups from afar: it takes any length. ModernBERT rotates by position
+    and would run on, but was not trained beyond its number.
     """
+    if config.model_type == "deberta-v2" and not config.position_biased_input:
+        return sys.maxsize
     if config.model_type not in _OFFSET_POSITIONS:
         return config.max_position_embeddings
     return config.max_position_embeddings - config.pad_token_id - 1
 
 
 def check_length(config: PretrainedConfig, max_length: int, who: str) -> None:
-    """Refuse a length that the model's position table does not reach."""
+    """Refuse a length that the model's positions do not reach."""
     usable = usable_length(config)
     if max_length > usable:
         raise UserError(f"max_length {max_length} is beyond the {usable} tokens that {who} takes "
@@ -126,10 +135,11 @@ def load_described(source: str, revision: str | None, labels: tuple[str, ...] | 
     order = align(names_of(config), labels, source) if keep_head else ()
     name_outputs(config, labels)
     model, missing = _read_weights(folder, config, source)
-    keep_head = keep_head and not any(_is_head(model, key) for key in missing)
+    lacking = {_part(model, key) for key in missing}
+    keep_head = keep_head and "head" not in lacking
     if keep_head:
         _reorder_outputs(model, order)
-    lacks_pooler = any(not _is_head(model, key) for key in missing)
+    lacks_pooler = "pooler" in lacking
     draw_new(model, seed, head=not keep_head, pooler=lacks_pooler)
     if lacks_pooler:
         logger.warning("%s has no pooler: a new one is drawn with seed %d", source, seed)
@@ -193,17 +203,19 @@ def name_outputs(config: PretrainedConfig, labels: tuple[str, ...] | None) -> No
 
 
 def draw_new(model: PreTrainedModel, seed: int, head: bool, pooler: bool) -> None:
-    """Draw the weights of head and pooler afresh: N(0, initializer_range), zero biases, as all six families do.
+    """Draw the weights of head and pooler afresh: N(0, initializer_range), zero biases, as the families do.
 
-    From a generator of its own, so that the result depends on `seed` and on nothing else.
+    ModernBERT has scales of its own for both; its norm between them undoes the difference. From a generator of its
+    own, so that the result depends on `seed` and on nothing else.
     """
     generator = torch.Generator().manual_seed(seed)
+    wanted = {part for part, drawn in (("head", head), ("pooler", pooler)) if drawn}
     for name, module in model.named_modules():
-        wanted = head if _is_head(model, name) else pooler and ".pooler." in f".{name}."
-        if isinstance(module, nn.Linear) and wanted:
+        if isinstance(module, nn.Linear) and _part(model, name) in wanted:
             with torch.no_grad():
                 module.weight.normal_(std=model.config.initializer_range, generator=generator)
-                module.bias.zero_()
+                if module.bias is not None:
+                    module.bias.zero_()
 
 
 @contextmanager
@@ -279,20 +291,28 @@ def _check_weights(folder: Path, source: str) -> None:
 
 def _check_encoder(model: PreTrainedModel, found: dict, source: str) -> None:
     """Refuse weights that leave parts of the encoder at random values."""
-    misfits = {key: sizes for key, *sizes in found["mismatched_keys"] if not _is_head(model, key)}
+    misfits = {key: sizes for key, *sizes in found["mismatched_keys"] if _part(model, key) != "head"}
     if misfits:
         key, (have, need) = next(iter(sorted(misfits.items())))
         raise UserError(f"weights of {source} do not fit its config.json: {key} has shape {tuple(have)}, "
                         f"the configuration says {tuple(need)}")
-    missing = sorted(key for key in found["missing_keys"] if not _is_head(model, key) and ".pooler." not in key)
+    missing = sorted(key for key in found["missing_keys"] if _part(model, key) == "encoder")
     if missing:
         raise UserError(f"weights of {source} lack {len(missing)} tensors of a {model.config.model_type} encoder, "
                         f"e.g. {missing[0]}; config.json and weights do not belong together")
 
 
-def _is_head(model: PreTrainedModel, name: str) -> bool:
-    """True for what lies outside the encoder: in BERT the classifier, elsewhere the dense layer before it as well."""
-    return bool(name) and name.partition(".")[0] != model.base_model_prefix
+def _part(model: PreTrainedModel, name: str) -> Literal["encoder", "pooler", "head"]:
+    """Where a weight or module belongs.
+
+    The pooler is what encoders are trained with before anyone fine-tunes them: BERT's dense layer over the first
+    token, ModernBERT's prediction head, which its masked language model shares. The head is whatever else lies
+    outside of the encoder: in BERT the classifier, elsewhere the dense layer before it as well, DeBERTa's `pooler` too.
+    """
+    start, _, rest = name.partition(".")
+    if start != model.base_model_prefix:
+        return "pooler" if model.config.model_type == "modernbert" and start == "head" else "head"
+    return "pooler" if rest.partition(".")[0] == "pooler" else "encoder"
 
 
 def output_layer(model: PreTrainedModel) -> nn.Linear:

@@ -112,8 +112,8 @@ def _refuse_windows(model: PreTrainedModel, layer: int) -> None:
     if kinds[layer - 1] != "full_attention":
         whole = ", ".join(str(place) for place, kind in enumerate(kinds, 1) if kind == "full_attention")
         raise UserError(f"scores of layer {layer} were asked for, but this layer of a {model.config.model_type} model "
-                        f"attends to a window of {model.config.local_attention} tokens only; layers with full attention: "
-                        f"{whole or 'none'}")
+                        f"attends to a window of {model.config.local_attention} tokens only; layers with full "
+                        f"attention: {whole or 'none'}")
 
 
 def family(model: PreTrainedModel) -> Family:
@@ -196,17 +196,15 @@ def _keep_projection(key: FeatureKey, model: PreTrainedModel, values: dict[Featu
                      module: nn.Module, args: Any, output: Tensor) -> None:
     if key in values:  # DeBERTa projects its relative positions afterwards, by the same linear if they are shared
         return
-    rotary = model.base_model if isinstance(model.base_model, ModernBertModel) else None
-    if rotary:
-        output = output.unflatten(-1, (3, -1)).select(-2, ("query", "key", "value").index(key.kind))
+    base, fused = model.base_model, ("query", "key", "value")
+    if isinstance(base, ModernBertModel):
+        output = output.unflatten(-1, (len(fused), -1)).select(-2, fused.index(key.kind))
     projection = output.unflatten(-1, (model.config.num_attention_heads, -1)).transpose(1, 2)
-    values[key] = _rotated(rotary, key.layer, projection) if rotary and key.kind != "value" else projection
-
-
-def _rotated(base: ModernBertModel, layer: int, projection: Float[Tensor, "b h t d"]) -> Float[Tensor, "b h t d"]:
-    positions = torch.arange(projection.shape[2], device=projection.device).unsqueeze(0)
-    cos, sin = base.rotary_emb(projection, positions, base.config.layer_types[layer - 1])
-    return apply_rotary_pos_emb(projection, projection, cos, sin)[0]
+    if isinstance(base, ModernBertModel) and key.kind != "value":
+        positions = torch.arange(projection.shape[2], device=projection.device).unsqueeze(0)
+        cos, sin = base.rotary_emb(projection, positions, model.config.layer_types[key.layer - 1])
+        projection, _ = apply_rotary_pos_emb(projection, projection, cos, sin)
+    values[key] = projection
 
 
 def _scores(model: PreTrainedModel, values: Mapping[FeatureKey, Tensor], layer: int,
@@ -227,7 +225,7 @@ def _disentangled(base: DebertaV2Model, layer: int, query: Float[Tensor, "b h t 
                   key: Float[Tensor, "b h t d"]) -> Float[Tensor, "b h t t"]:
     """Content to content, content to position and position to content, each divided by sqrt(d_head x terms)."""
     encoder = base.encoder
-    attention = encoder.layer[layer - 1].attention.self
+    attention: Any = encoder.layer[layer - 1].get_submodule("attention.self")
     terms = 1 + sum(term in attention.pos_att_type for term in ("c2p", "p2c"))
     scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1] * terms)
     if attention.relative_attention and terms > 1:

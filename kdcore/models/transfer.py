@@ -1,9 +1,12 @@
 """Copy the weights of one classifier into another with fewer layers, or of another family.
 
 Families share parameters only where each has a counterpart of the same meaning and shape. DistilBERT is
-BERT under other names without segments; XLM-R is RoBERTa. All others differ in what they compute (MPNet's
-relative positions, ELECTRA's narrow embeddings, how positions are numbered) and are refused: a copy would
-look like an initialisation and be noise.
+BERT under other names without segments; XLM-R is RoBERTa. All others differ in what they compute (relative
+positions of MPNet and DeBERTa, ModernBERT's rotation and gates, ELECTRA's narrow embeddings, how positions are
+numbered) and are refused: a copy would look like an initialisation and be noise.
+
+Within a family a layer goes with what it is: ModernBERT's keep their reach, local or global, and the convolution of
+DeBERTa-v2's large models goes with the layer 1 that it belongs to.
 """
 
 import copy
@@ -43,12 +46,13 @@ def transfer(source: PreTrainedModel, layers: tuple[int, ...], architecture: str
     """
     own = source.config.model_type
     if own == architecture or {own, architecture} <= _ALIKE:
-        target = _empty(_shorter(source.config, len(layers), architecture))
-        target.base_model.load_state_dict(_encoder(source, layers))
+        target = _empty(_shorter(source.config, layers, architecture))
+        weights, remark = _beginning(source, layers, _encoder(source, layers))
+        target.base_model.load_state_dict(weights)
         prefix = source.base_model_prefix + "."
         head = {name: value for name, value in source.state_dict().items() if not name.startswith(prefix)}
         target.load_state_dict(head, strict=False)  # the encoder, copied above, counts as missing here
-        return target.eval(), "" if own == architecture else f"converted from {own} to {architecture}"
+        return target.eval(), remark if own == architecture else f"converted from {own} to {architecture}"
     if (own, architecture) == ("bert", "distilbert"):
         target = _empty(_as_distilbert(source.config, len(layers)))
         target.base_model.load_state_dict(_distilbert_weights(_encoder(source, layers)))
@@ -65,13 +69,22 @@ def _empty(config: PretrainedConfig) -> PreTrainedModel:
         return AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
 
 
-def _shorter(config: PretrainedConfig, layers: int, architecture: str) -> PretrainedConfig:
+def _shorter(config: PretrainedConfig, layers: tuple[int, ...], architecture: str) -> PretrainedConfig:
     result = copy.deepcopy(config)
     if config.model_type != architecture:
         content = {key: value for key, value in config.to_dict().items() if key not in ("model_type", "architectures")}
         result = AutoConfig.for_model(architecture, **content)
-    result.num_hidden_layers = layers
+    result.num_hidden_layers = len(layers)
+    if architecture == "modernbert":
+        result.layer_types = [config.layer_types[layer - 1] for layer in layers]
+    if _leaves_convolution(config, layers):
+        result.conv_kernel_size = 0
     return result
+
+
+def _leaves_convolution(config: PretrainedConfig, layers: tuple[int, ...]) -> bool:
+    """True for DeBERTa-v2 with a convolution, which is part of layer 1, when that layer is not taken."""
+    return layers[0] > 1 and getattr(config, "conv_kernel_size", 0) > 0
 
 
 def _as_distilbert(config: PretrainedConfig, layers: int) -> PretrainedConfig:
@@ -96,6 +109,36 @@ def _encoder(source: PreTrainedModel, layers: tuple[int, ...]) -> dict[str, Tens
         for place, layer in enumerate(layers):
             if int(number) == layer - 1:
                 result[f"{stem}{place}.{rest}"] = value
+    return result
+
+
+def _beginning(source: PreTrainedModel, layers: tuple[int, ...],
+               weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], str]:
+    """The weights as they must be where the student begins with a later layer than 1, and a remark or ""."""
+    if layers[0] == 1:
+        return weights, ""
+    if _leaves_convolution(source.config, layers):
+        kept = {name: value for name, value in weights.items() if not name.startswith("encoder.conv.")}
+        return kept, "without the convolution of layer 1"
+    if source.config.model_type == "modernbert":
+        return _norm_folded(source.config, weights), f"norm of layer {layers[0]} folded into its attention"
+    return weights, ""
+
+
+def _norm_folded(config: PretrainedConfig, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """ModernBERT's first layer has no norm before its attention, since the embeddings come out of one: the norm of
+    the layer that becomes the first goes into the projection behind it.
+
+    A norm subtracts the mean, divides by the deviation and scales. The first and the last are linear; for the
+    deviation stands the root mean square of the embedding norm's weights, which it equals on average.
+    """
+    if config.norm_bias:
+        raise UserError("layers of a modernbert whose norms have biases (norm_bias) cannot become the first one; "
+                        "choose layers that begin with 1, e.g. `layers: first`")
+    result = dict(weights)
+    scaled = result["layers.0.attn.Wqkv.weight"] * result.pop("layers.0.attn_norm.weight")
+    deviation = result["embeddings.norm.weight"].square().mean().sqrt()
+    result["layers.0.attn.Wqkv.weight"] = (scaled - scaled.mean(dim=1, keepdim=True)) / deviation
     return result
 
 

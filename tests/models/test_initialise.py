@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from kdcore.errors import UserError
 from kdcore.features import LOGITS, FeatureKey
 from kdcore.models import reading
 from kdcore.models.initialise import build_student, choose_layers
-from tests.tiny import FAMILIES, SENTIMENT, save_tiny, tiny_inputs, tiny_model
+from tests.tiny import FAMILIES, SENTIMENT, save_tiny, tiny_config, tiny_inputs, tiny_model
 
 NLI = ("entailment", "neutral", "contradiction")
 
@@ -33,17 +34,26 @@ def test_rules_choose_layers(depth, rule, wanted, layers):
     assert choose_layers(depth, StudentModel(layers=rule, depth=wanted), "it") == layers
 
 
+def test_every_family_can_be_named_as_the_students():
+    (names, _) = get_args(StudentModel.model_fields["architecture"].annotation)
+    assert set(get_args(names)) == set(reading.FAMILIES) == set(FAMILIES)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_chosen_layers_of_the_fine_tuned_teacher_with_its_head(tmp_path, family):
     save_tiny(tmp_path, family, layers=4, labels=NLI, seed=5)
     teacher = tiny_model(family, layers=4, labels=NLI, seed=5)
     student, said = build_student(StudentModel(layers=(2, 4)), tmp_path, NLI, seed=1)
-    assert said == "layers 2, 4 of the fine-tuned teacher (4 layers), its head"
+    folded = "norm of layer 2 folded into its attention, " if family == "modernbert" else ""
+    assert said == f"layers 2, 4 of the fine-tuned teacher (4 layers), {folded}its head"
     assert student.config.num_hidden_layers == 2
     assert student.config.id2label == dict(enumerate(NLI))
     stem = f"{teacher.base_model_prefix}.{reading.family(teacher).layers}."
     origin = teacher.state_dict()
+    changed = {"model.layers.0.attn.Wqkv.weight"} if family == "modernbert" else set()
     for name, value in student.state_dict().items():
+        if name in changed:
+            continue
         for ours, theirs in (("0", "1"), ("1", "3")):
             if name.startswith(f"{stem}{ours}."):
                 assert torch.equal(value, origin[name.replace(f"{stem}{ours}.", f"{stem}{theirs}.")]), name
@@ -76,6 +86,94 @@ def test_the_first_layers_of_the_student_compute_what_the_source_computes(tmp_pa
         ours, theirs = reading.read(student, inputs, keys), reading.read(source, inputs, keys)
     for key in keys:
         assert torch.equal(ours[key], theirs[key])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_first_layers_of_every_family_compute_what_they_computed(tmp_path, family):
+    """Nothing that a layer needs lies elsewhere: tables of relative positions, windows and rotations come along."""
+    save_tiny(tmp_path, family, layers=6)
+    inputs = tiny_inputs(family, longest=30)
+    student, _ = build_student(StudentModel(layers="first", depth=5), tmp_path, SENTIMENT, seed=1)
+    keys = frozenset(FeatureKey("hidden", layer) for layer in range(5))
+    with torch.no_grad():
+        ours, theirs = reading.read(student, inputs, keys), reading.read(tiny_model(family, layers=6), inputs, keys)
+    for key in keys:
+        assert torch.equal(ours[key], theirs[key]), key.name
+
+
+class TestModernBert:
+    """Layers differ by their place: every third sees all tokens, the others a window, and the first has no norm."""
+
+    @pytest.mark.parametrize(("layers", "reach"), [
+        ((1, 4, 7), ("full_attention",) * 3),
+        ((2, 4, 6), ("sliding_attention", "full_attention", "sliding_attention")),
+        ((2, 3), ("sliding_attention",) * 2)])
+    def test_layers_keep_their_reach_and_rotation(self, tmp_path, layers, reach):
+        save_tiny(tmp_path / "teacher", "modernbert", layers=7)
+        student, _ = build_student(StudentModel(layers=layers), tmp_path / "teacher", SENTIMENT, seed=1)
+        student.save_pretrained(tmp_path / "student")
+        again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "student").eval()
+        source, inputs = tiny_model("modernbert", layers=7), tiny_inputs("modernbert", longest=30)
+        assert tuple(again.config.layer_types) == reach
+        for ours, theirs in zip(again.model.layers, (source.model.layers[layer - 1] for layer in layers), strict=True):
+            assert ours.attn.sliding_window == theirs.attn.sliding_window
+        with torch.no_grad():
+            last = FeatureKey("hidden", len(layers))
+            ours, read = (reading.read(model, inputs, frozenset({last}))[last] for model in (student, again))
+            theirs = self.by_hand(source, layers, inputs)
+        assert torch.equal(ours, read)
+        error = 0.0 if layers[0] == 1 else 1e-3  # a norm of what is normed already differs by its epsilon
+        assert (ours - theirs).norm() <= error * theirs.norm()
+
+    def by_hand(self, source, layers, inputs):
+        """The source's own modules, in another order."""
+        base = source.model
+        kept = base.layers
+        base.layers = torch.nn.ModuleList(kept[layer - 1] for layer in layers)
+        states = base(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).last_hidden_state
+        base.layers = kept
+        return states
+
+    def test_a_norm_that_becomes_the_first_is_folded_as_well_as_can_be(self, tmp_path):
+        """Exactly where the embedding norm scales all alike, closely elsewhere, and never as if it were not there."""
+        teacher = tiny_model("modernbert", layers=3, width=64)
+        torch.manual_seed(0)
+        teacher.model.layers[1].attn_norm.weight.data.uniform_(0.2, 2)
+        for spread, error in ((0.0, 1e-4), (0.3, 0.2)):
+            teacher.model.embeddings.norm.weight.data.uniform_(0.4 * (1 - spread), 0.4 * (1 + spread))
+            teacher.save_pretrained(tmp_path)
+            student, _ = build_student(StudentModel(layers=(2, 3)), tmp_path, SENTIMENT, seed=1)
+            with torch.no_grad():
+                states = teacher.model.embeddings(tiny_inputs("modernbert")["input_ids"])
+                layer = teacher.model.layers[1]
+                expected = layer.attn.Wqkv(layer.attn_norm(states))
+                assert (student.model.layers[0].attn.Wqkv(states) - expected).norm() <= error * expected.norm()
+                assert (layer.attn.Wqkv(states) - expected).norm() > 0.5 * expected.norm()
+
+    def test_norms_with_biases_are_not_folded(self, tmp_path):
+        config = tiny_config("modernbert", layers=3)
+        config.norm_bias = True
+        AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path)
+        with pytest.raises(UserError, match="norms have biases"):
+            build_student(StudentModel(layers="last", depth=2), tmp_path, SENTIMENT, seed=1)
+        student, _ = build_student(StudentModel(layers="first", depth=2), tmp_path, SENTIMENT, seed=1)
+        assert student.config.num_hidden_layers == 2
+
+
+@pytest.mark.parametrize(("layers", "kernel", "said"), [
+    ((1, 3), 3, "layers 1, 3 of the fine-tuned teacher (4 layers), its head"),
+    ((2, 4), 0, "layers 2, 4 of the fine-tuned teacher (4 layers), without the convolution of layer 1, its head")])
+def test_debertas_convolution_goes_with_layer_1(tmp_path, layers, kernel, said):
+    config = tiny_config("deberta-v2", layers=4)
+    config.update({"conv_kernel_size": 3, "conv_act": "gelu"})
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path)
+    student, remark = build_student(StudentModel(layers=layers), tmp_path, SENTIMENT, seed=1)
+    assert remark == said
+    assert student.config.conv_kernel_size == kernel
+    assert (student.deberta.encoder.conv is not None) == (kernel > 0)
+    student.save_pretrained(tmp_path / "student")
+    again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "student")
+    assert {name for name, _ in again.named_parameters()} == {name for name, _ in student.named_parameters()}
 
 
 def test_another_label_set_gets_a_new_head_that_follows_the_seed(tmp_path):
@@ -124,7 +222,9 @@ def test_roberta_and_xlm_r_share_everything(tmp_path, own, other):
 
 
 @pytest.mark.parametrize(("own", "other"), [("mpnet", "bert"), ("electra", "bert"), ("bert", "roberta"),
-                                            ("distilbert", "bert"), ("roberta", "distilbert")])
+                                            ("distilbert", "bert"), ("roberta", "distilbert"), ("deberta-v2", "bert"),
+                                            ("bert", "deberta-v2"), ("modernbert", "bert"),
+                                            ("modernbert", "deberta-v2")])
 def test_families_that_do_not_correspond_are_refused(tmp_path, own, other):
     save_tiny(tmp_path, own)
     with pytest.raises(UserError) as caught:

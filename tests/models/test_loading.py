@@ -3,11 +3,13 @@
 import json
 import logging
 import shutil
+from contextlib import nullcontext
+from importlib.util import find_spec
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, AutoModelForSequenceClassification
+from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, DebertaV2Tokenizer
 
 from kdcore.errors import UserError
 from kdcore.models import loading
@@ -53,6 +55,8 @@ def test_other_names_get_a_new_head_that_depends_on_the_seed_only(tmp_path, fami
         assert torch.equal(value, again.state_dict()[name]), name
         if name.startswith(prefix):
             assert torch.equal(value, old.state_dict()[name]), name
+        elif family == "modernbert" and name.startswith("head."):
+            assert torch.equal(value, old.state_dict()[name]), name  # pre-trained, as BERT's pooler is
         elif name.endswith("weight"):
             assert not torch.equal(value, other.state_dict()[name]), name
             assert 0.5 < value.std() / first.config.initializer_range < 2
@@ -112,19 +116,56 @@ def test_quiet_puts_transformers_settings_back():
     assert (log.get_verbosity(), log.is_progress_bar_enabled()) == before
 
 
+def test_modernbert_keeps_the_head_of_its_masked_language_model_and_says_where_it_lacks_one(tmp_path, caplog):
+    """Its encoder and its prediction head are pre-trained together; the decoder to words is not the classifier's."""
+    torch.manual_seed(2)
+    masked = AutoModelForMaskedLM.from_config(tiny_config("modernbert"))
+    masked.save_pretrained(tmp_path / "masked")
+    model, said = loading.load_described(str(tmp_path / "masked"), None, NLI, seed=7)
+    assert said == "new head (seed 7)"
+    assert torch.equal(model.head.dense.weight, masked.head.dense.weight)
+    assert torch.equal(model.model.layers[1].attn.Wqkv.weight, masked.model.layers[1].attn.Wqkv.weight)
+    masked.model.save_pretrained(tmp_path / "bare")
+    caplog.clear()
+    model, said = loading.load_described(str(tmp_path / "bare"), None, NLI, seed=7)
+    assert said == "new pooler and head (seed 7)"
+    assert [r.message for r in caplog.records] == [f"{tmp_path / 'bare'} has no pooler: a new one is drawn with seed 7"]
+    assert 0.01 < model.head.dense.weight.std() < 0.03
+
+
+def test_deberta_without_a_fine_tuned_head_gets_its_pooler_and_classifier_new(tmp_path):
+    tiny_model("deberta-v2").deberta.save_pretrained(tmp_path)
+    (model, said), (again, _) = (loading.load_described(str(tmp_path), None, NLI, seed=7) for _ in range(2))
+    assert said == "new head (seed 7)"
+    for linear in (model.pooler.dense, model.classifier):
+        assert 0.01 < linear.weight.std() < 0.03
+        assert linear.bias.abs().max() == 0
+    assert torch.equal(model.pooler.dense.weight, again.pooler.dense.weight)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_usable_length_is_what_runs_and_one_more_does_not(family):
     model = tiny_model(family)
+    if family == "deberta-v2":
+        model.config.position_biased_input = True
+        model = AutoModelForSequenceClassification.from_config(model.config).eval()
     usable = loading.usable_length(model.config)
     assert usable == POSITIONS
     full = {"input_ids": torch.full((1, usable), 8), "attention_mask": torch.ones(1, usable, dtype=torch.int64)}
     with torch.no_grad():
         model(**full)
-        with pytest.raises((IndexError, RuntimeError)):
+        with nullcontext() if family == "modernbert" else pytest.raises((IndexError, RuntimeError)):
             model(**{name: torch.cat([value, value[:, :1]], dim=1) for name, value in full.items()})
     loading.check_length(model.config, POSITIONS, "the student")
     with pytest.raises(UserError, match=f"max_length {POSITIONS + 1} is beyond the {POSITIONS} tokens"):
         loading.check_length(model.config, POSITIONS + 1, "the student")
+
+
+def test_deberta_without_positions_in_its_input_takes_any_length():
+    model = tiny_model("deberta-v2")
+    loading.check_length(model.config, 100_000, "the teacher")
+    inputs = {"input_ids": torch.full((1, 5 * POSITIONS), 8), "attention_mask": torch.ones(1, 5 * POSITIONS).long()}
+    assert model(**inputs).logits.isfinite().all()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -155,6 +196,25 @@ def test_tokenizer_fingerprint_sees_normaliser_and_special_tokens(tmp_path):
     path.write_text(json.dumps(content))
     cased = loading.tokenizer_fingerprint(loading.load_tokenizer(str(tmp_path)))
     assert cased != plain
+
+
+def unigram():
+    """DeBERTa's own tokenizer class over letters and a few words."""
+    pieces = [*((token, 0.0) for token in ("[PAD]", "[CLS]", "[SEP]", "[UNK]")), ("▁the", -1.0), ("▁film", -2.0),
+              *((letter, -5.0) for letter in "▁abcdefghijklmnopqrstuvwxyz"), ("[MASK]", 0.0)]
+    return DebertaV2Tokenizer(vocab=pieces)
+
+
+def test_debertas_own_tokenizer_is_the_same_after_saving(tmp_path):
+    own = unigram()
+    for name in ("first", "second"):
+        own.save_pretrained(tmp_path / name)
+        tiny_config("deberta-v2").save_pretrained(tmp_path / name)
+        again = loading.load_tokenizer(str(tmp_path / name))
+        assert isinstance(again, DebertaV2Tokenizer)
+        assert loading.tokenizer_fingerprint(again) == loading.tokenizer_fingerprint(own)
+        assert again("the film xyz", "the 9").data == own("the film xyz", "the 9").data
+        own = again
 
 
 class TestHub:
@@ -268,6 +328,13 @@ class TestMistakes:
 
     def test_no_such_hub_model_offline(self):
         self.refused("nobody/no-such-model-here", "nobody/no-such-model-here", "local folder")
+
+    @pytest.mark.skipif(find_spec("sentencepiece") is not None, reason="sentencepiece can read it")
+    def test_a_sentencepiece_model_alone_asks_for_its_package(self, tmp_path):
+        tiny_config("deberta-v2").save_pretrained(tmp_path)
+        (tmp_path / "spm.model").write_bytes(b"pieces")
+        with pytest.raises(UserError, match=r"in spm\.model only, which takes the Python package sentencepiece"):
+            loading.load_tokenizer(str(tmp_path))
 
     def test_no_tokenizer(self, tmp_path):
         tiny_model("bert").save_pretrained(tmp_path)

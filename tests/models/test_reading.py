@@ -5,11 +5,12 @@ import math
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModelForSequenceClassification
 
 from kdcore.errors import UserError
 from kdcore.features import LOGITS, FeatureKey
 from kdcore.models import reading
-from tests.tiny import FAMILIES, tiny_inputs, tiny_model
+from tests.tiny import FAMILIES, tiny_config, tiny_inputs, tiny_model
 
 LAYERS = 3
 
@@ -45,7 +46,9 @@ def test_states_equal_those_of_output_hidden_states(family):
 def test_layer_l_is_the_output_of_block_l_and_0_the_embeddings(family):
     """Lesson A1: a toy whose block k outputs the constant k."""
     model, inputs = tiny_model(family, layers=LAYERS), tiny_inputs(family)
-    layers = model.base_model.get_submodule(reading.family(model).layers)
+    layers = list(model.base_model.get_submodule(reading.family(model).layers))
+    if family == "modernbert":
+        layers[-1] = model.base_model.final_norm  # which ends the last layer; the states before it are read by nobody
 
     def constant(k: int):
         def replace(module, args, output):
@@ -65,26 +68,115 @@ def test_layer_l_is_the_output_of_block_l_and_0_the_embeddings(family):
     assert features[FeatureKey("hidden", 0)].std() > 0.1
 
 
+OUT = {"distilbert": "attention.out_lin", "mpnet": "attention.attn.o", "modernbert": "attn.Wo"}
+"""The linear layer behind the attention, where it is not BERT's."""
+
+
+def attended(model, inputs, layer, kinds):
+    """The features of these kinds, and what transformers' own attention of the layer hands to the linear behind it."""
+    inner = model.base_model.get_submodule(reading.family(model).layers)[layer - 1]
+    seen = []
+    inner.get_submodule(OUT.get(model.config.model_type, "attention.output.dense")).register_forward_pre_hook(
+        lambda module, args: seen.append(args[0]))
+    with torch.no_grad():
+        features = reading.read(model, inputs, frozenset(FeatureKey(kind, layer) for kind in kinds))
+    return *(features[FeatureKey(kind, layer)] for kind in kinds), seen[0]
+
+
+def assert_attention(scores, value, expected, mask, reach=1000):
+    """That softmax(scores) @ value is what was expected for real tokens that see the real tokens within their reach."""
+    place = torch.arange(mask.shape[1])
+    seen = mask[:, None, None].bool() & ((place[:, None] - place).abs() <= reach)
+    context = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1) @ value
+    real = mask.bool()
+    torch.testing.assert_close(context.transpose(1, 2).flatten(2)[real], expected[real], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_projections_and_scores_rebuild_the_attention(family):
     """softmax(scores + mask) @ value is what transformers' own eager attention feeds to the output projection."""
-    model, inputs = tiny_model(family, layers=2, heads=4), tiny_inputs(family)
-    keys = frozenset(FeatureKey(kind, 2) for kind in ("query", "key", "value", "scores"))
-    inner = model.base_model.get_submodule(reading.family(model).layers)[1].attention
-    out = {"distilbert": "out_lin", "mpnet": "attn.o"}.get(family, "output.dense")
-    seen = []
-    inner.get_submodule(out).register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-    with torch.no_grad():
-        features = reading.read(model, inputs, keys)
+    layer = 4 if family == "modernbert" else 2
+    model, inputs = tiny_model(family, layers=layer, heads=4), tiny_inputs(family)
+    query, key, value, scores, seen = attended(model, inputs, layer, ("query", "key", "value", "scores"))
     b, t = inputs["input_ids"].shape
-    query, key, value, scores = (features[FeatureKey(kind, 2)] for kind in ("query", "key", "value", "scores"))
     assert query.shape == key.shape == value.shape == (b, 4, t, 8)
     assert scores.shape == (b, 4, t, t)
-    if family != "mpnet":
+    if family not in ("mpnet", "deberta-v2"):
         torch.testing.assert_close(scores, query @ key.transpose(-1, -2) / math.sqrt(8))
-    hide = inputs["attention_mask"][:, None, None].bool().logical_not()
-    context = scores.masked_fill(hide, -torch.inf).softmax(dim=-1) @ value
-    torch.testing.assert_close(context.transpose(1, 2).flatten(2), seen[0], rtol=1e-4, atol=1e-5)
+    assert_attention(scores, value, seen, inputs["attention_mask"])
+
+
+@pytest.mark.parametrize("changes", [
+    {}, {"share_att_key": False}, {"pos_att_type": ["c2p"]}, {"pos_att_type": ["p2c"], "share_att_key": False},
+    {"relative_attention": False}, {"position_buckets": -1, "norm_rel_ebd": "none"}], ids=str)
+def test_deberta_scores_have_all_terms_of_its_attention(changes):
+    config = tiny_config("deberta-v2")
+    config.update(changes)
+    torch.manual_seed(1)
+    model, inputs = AutoModelForSequenceClassification.from_config(config).eval(), tiny_inputs("deberta-v2")
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    query, key, value, scores, seen = attended(model, inputs, 2, ("query", "key", "value", "scores"))
+    assert_attention(scores, value, seen, inputs["attention_mask"])
+    by_content = query @ key.transpose(-1, -2) / math.sqrt(8)
+    assert not torch.allclose(scores, by_content, atol=0.1)
+
+
+def test_deberta_scores_carry_gradients_to_contents_and_positions_and_no_dropout():
+    model, inputs = tiny_model("deberta-v2", dropout=0.5), tiny_inputs("deberta-v2")
+    key = FeatureKey("scores", 1)
+    expected = reading.read(model, inputs, frozenset({key}))[key]
+    model.train()
+    model.deberta.embeddings.dropout.p = 0.0
+    scores = reading.read(model, inputs, frozenset({key}))[key]
+    torch.testing.assert_close(scores, expected)
+    scores.square().mean().backward()
+    assert model.deberta.encoder.rel_embeddings.weight.grad.abs().sum() > 0
+    assert model.deberta.embeddings.word_embeddings.weight.grad.abs().sum() > 0
+
+
+def test_layer_1_of_deberta_ends_with_its_convolution():
+    config = tiny_config("deberta-v2", layers=3)
+    config.update({"conv_kernel_size": 3, "conv_act": "gelu"})
+    model, inputs = AutoModelForSequenceClassification.from_config(config).eval(), tiny_inputs("deberta-v2")
+    with torch.no_grad():
+        features = reading.read(model, inputs, every_state())
+        reported = model(**accepted(model, inputs), output_hidden_states=True).hidden_states
+    for layer, states in enumerate(reported):
+        assert torch.equal(features[FeatureKey("hidden", layer)], states)
+
+
+def test_modernbert_projections_are_those_of_the_attention_in_local_layers_too():
+    model, inputs = tiny_model("modernbert", layers=2), tiny_inputs("modernbert", longest=30)
+    query, key, value, seen = attended(model, inputs, 2, ("query", "key", "value"))
+    assert query.shape[2] > 20
+    assert_attention(query @ key.transpose(-1, -2) / math.sqrt(8), value, seen, inputs["attention_mask"], reach=4)
+
+
+def test_scores_of_a_layer_that_sees_a_window_are_refused():
+    model, inputs = tiny_model("modernbert", layers=5), tiny_inputs("modernbert")
+    with pytest.raises(UserError) as caught:
+        reading.read(model, inputs, frozenset({FeatureKey("scores", 3)}))
+    assert str(caught.value) == ("scores of layer 3 were asked for, but this layer of a modernbert model attends to a "
+                                 "window of 8 tokens only; layers with full attention: 1, 4")
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_modernbert_logits_pool_what_its_last_layer_hands_on(pooling):
+    model, inputs = tiny_model("modernbert"), tiny_inputs("modernbert")
+    model.config.classifier_pooling = pooling
+    with torch.no_grad():
+        features = reading.read(model, inputs, every_state(2) | {LOGITS})
+        expected = model.classifier(model.head(features[FeatureKey(pooling, 2)]))
+    torch.testing.assert_close(features.logits, expected)
+
+
+def test_deberta_logits_come_from_the_first_token_of_its_last_layer():
+    model, inputs = tiny_model("deberta-v2"), tiny_inputs("deberta-v2")
+    with torch.no_grad():
+        features = reading.read(model, inputs, every_state(2) | {LOGITS})
+        expected = model.classifier(nn.functional.gelu(model.pooler.dense(features[FeatureKey("cls", 2)])))
+    torch.testing.assert_close(features.logits, expected)
 
 
 def test_only_logits_adds_no_hooks(monkeypatch):
@@ -122,11 +214,12 @@ def test_only_what_the_model_takes_reaches_it(family):
     assert torch.equal(with_segments, without) == (family not in ("bert", "electra"))
 
 
-def test_padding_changes_nothing():
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padding_changes_nothing(family):
     """Lessons A36, B22: more padding, and garbage under it, leave pooled features alone."""
-    model, inputs = tiny_model("bert"), tiny_inputs("bert")
+    model, inputs = tiny_model(family), tiny_inputs(family)
     keys = every_state(2) - {FeatureKey("hidden", layer) for layer in range(3)} | {LOGITS}
-    longer = {name: nn.functional.pad(value, (0, 7), value=0 if name == "attention_mask" else 1)
+    longer = {name: nn.functional.pad(value, (0, 30), value=0 if name == "attention_mask" else 1)
               for name, value in inputs.items()}
     with torch.no_grad():
         short, long = reading.read(model, inputs, keys), reading.read(model, longer, keys)
