@@ -17,6 +17,9 @@ Pairs = tuple[tuple[int, int], ...]
 Rule = Literal["skip", "last", "even"]
 """A mapping that follows from the two depths alone."""
 
+Grouping = Literal["regular", "overlap", "cross", "interleave", "skip_middle"]
+"""How teacher layers are dealt to the student's, see `groups`."""
+
 
 def skip(teacher_layers: int, student_layers: int) -> Pairs:
     """Every floor(n/m)-th teacher layer for student layers 1..m-1 (PKD-skip, Sun et al. 2019)."""
@@ -83,6 +86,34 @@ def blocks(layers: Sequence[int], count: int, widened: bool = False) -> tuple[tu
     size, larger = divmod(len(layers), count)
     bounds = [block * size + min(block, larger) for block in range(count + 1)]
     return tuple(tuple(layers[max(start - widened, 0):end + widened]) for start, end in pairwise(bounds))
+
+
+def groups(grouping: Grouping, layers: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
+    """One group of teacher layers for each of `count` student layers (CKD, Wu et al. 2020). Of 1..6 in two groups:
+
+    regular      1 2 3 and 4 5 6      contiguous blocks; the first ones are larger where the count does not divide
+    overlap      1 2 3 4 and 3 4 5 6  these blocks, widened by one layer on each side
+    cross        1 3 and 4 6          the first and the last layer of each block
+    interleave   1 3 5 and 2 4 6      every count-th layer
+    skip_middle  1 2 and 5 6          defined for six layers in two groups only
+
+    Raises UserError when there are fewer layers than groups, and on `skip_middle` elsewhere.
+    """
+    regular = blocks(layers, count)
+    match grouping:
+        case "regular":
+            return regular
+        case "overlap":
+            return blocks(layers, count, widened=True)
+        case "cross":
+            return tuple(block if len(block) == 1 else (block[0], block[-1]) for block in regular)
+        case "interleave":
+            return tuple(tuple(layers[start::count]) for start in range(count))
+        case "skip_middle":
+            if (len(layers), count) != (6, 2):
+                raise UserError(f"grouping skip_middle is defined for 6 teacher layers in 2 groups, not for "
+                                f"{len(layers)} in {count}; use regular, overlap, cross or interleave")
+            return regular[0][:2], regular[1][1:]
 
 
 def student_slots(named: tuple[int, ...] | None, student_layers: int) -> tuple[int, ...]:

@@ -1,12 +1,14 @@
-"""Layer mappings: the published tables, hand-written pairs, and RAIL's random draw."""
+"""Layer mappings: the published tables, hand-written pairs, groups, and RAIL's random draw."""
 
 import random
 from collections import Counter
+from pathlib import Path
 
+import numpy
 import pytest
 
 from kdcore.errors import UserError
-from kdcore.mapping import RandomLayers, blocks, even, explicit, fixed, last, skip, student_slots
+from kdcore.mapping import RandomLayers, blocks, even, explicit, fixed, groups, last, skip, student_slots
 
 
 def teachers(pairs: tuple[tuple[int, int], ...]) -> list[int]:
@@ -83,6 +85,65 @@ def test_blocks() -> None:
     assert blocks(range(1, 5), 1, widened=True) == ((1, 2, 3, 4),)
     with pytest.raises(UserError, match=r"5 student layers .* only 4 teacher layer\(s\)"):
         blocks(range(1, 5), 5)
+
+
+def test_groups_of_the_released_code() -> None:
+    """CKD's own tables, for six layers in two groups."""
+    six = range(1, 7)
+    assert groups("regular", six, 2) == ((1, 2, 3), (4, 5, 6))
+    assert groups("overlap", six, 2) == ((1, 2, 3, 4), (3, 4, 5, 6))
+    assert groups("cross", six, 2) == ((1, 3), (4, 6))
+    assert groups("interleave", six, 2) == ((1, 3, 5), (2, 4, 6))
+    assert groups("skip_middle", six, 2) == ((1, 2), (5, 6))
+
+
+def test_groups_golden(golden: Path) -> None:
+    with numpy.load(golden / "04_ckd.npz") as file:
+        for name in ("regular_8_4", "regular_6_2", "overlap_6_2", "cross_6_2", "interleave_6_2"):
+            grouping, layers, count = name.split("_")
+            expected = tuple(map(tuple, file[f"out.groups_{name}"].tolist()))
+            assert groups(grouping, range(1, int(layers) + 1), int(count)) == expected
+        balanced = groups("regular", range(1, 12), 5)
+        assert [len(group) for group in balanced] == file["out.groups_balanced_11_5_sizes"].tolist()
+        assert [group[0] for group in balanced] == file["out.groups_balanced_11_5_first"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("layers", "count", "regular", "cross", "interleave"),
+    [
+        (12, 3, ((1, 2, 3, 4), (5, 6, 7, 8), (9, 10, 11, 12)), ((1, 4), (5, 8), (9, 12)),
+         ((1, 4, 7, 10), (2, 5, 8, 11), (3, 6, 9, 12))),
+        (6, 3, ((1, 2), (3, 4), (5, 6)), ((1, 2), (3, 4), (5, 6)), ((1, 4), (2, 5), (3, 6))),
+        (7, 3, ((1, 2, 3), (4, 5), (6, 7)), ((1, 3), (4, 5), (6, 7)), ((1, 4, 7), (2, 5), (3, 6))),
+        (3, 3, ((1,), (2,), (3,)), ((1,), (2,), (3,)), ((1,), (2,), (3,))),
+        (4, 1, ((1, 2, 3, 4),), ((1, 4),), ((1, 2, 3, 4),)),
+    ],
+)
+def test_groups_of_other_depths(layers: int, count: int, regular: object, cross: object, interleave: object) -> None:
+    found = [groups(grouping, range(1, layers + 1), count) for grouping in ("regular", "cross", "interleave")]
+    assert found == [regular, cross, interleave]
+
+
+@pytest.mark.parametrize("pair", [(12, 6), (24, 6), (12, 3), (6, 3), (6, 2), (11, 5), (23, 5), (6, 6)], ids=str)
+def test_every_layer_is_in_a_group_and_neighbours_overlap(pair: tuple[int, int]) -> None:
+    layers, count = pair
+    for grouping in ("regular", "interleave"):
+        flat = [layer for group in groups(grouping, range(1, layers + 1), count) for layer in group]
+        assert sorted(flat) == list(range(1, layers + 1))
+    for group, block in zip(groups("overlap", range(1, layers + 1), count),
+                            groups("regular", range(1, layers + 1), count), strict=True):
+        assert group == tuple(range(max(block[0] - 1, 1), min(block[-1] + 1, layers) + 1))
+
+
+@pytest.mark.parametrize("grouping", ["regular", "overlap", "cross", "interleave", "skip_middle"])
+def test_more_groups_than_layers(grouping: str) -> None:
+    with pytest.raises(UserError, match=r"4 student layers .* only 3 teacher layer\(s\)"):
+        groups(grouping, range(1, 4), 4)
+
+
+def test_skip_middle_elsewhere_names_the_others() -> None:
+    with pytest.raises(UserError, match="not for 12 in 6; use regular, overlap, cross or interleave"):
+        groups("skip_middle", range(1, 13), 6)
 
 
 def test_student_slots() -> None:
