@@ -1,16 +1,20 @@
 """Study folders, profiles, and the studies that ship."""
 
+import itertools
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from kdcore import config, methods, study
 from kdcore.data import specs
 from kdcore.errors import UserError
+from kdcore.features import LOGITS
 from kdcore.layout import ROOT
+from kdcore.objective import Dims, Objective, Progress, Setting
 
 STUDIES = sorted(path.parent for path in ROOT.glob("studies/*/params.yaml") if "." not in path.parent.name)
 PROFILES = [(folder, name) for folder in STUDIES for name in study.profiles(folder)]
@@ -133,7 +137,8 @@ def test_shipped_studies_name_what_there_is(folder):
 def test_shipped_profiles_fit_and_run_the_same_stages(folder, profile, tmp_path):
     small = study.materialise(copy_of(folder, tmp_path / folder.name), profile)
     settings, whole = config.load(small / "params.yaml"), config.load(folder / "params.yaml")
-    assert (settings.study.datasets, settings.study.methods) == (whole.study.datasets, whole.study.methods)
+    assert set(settings.study.datasets) <= set(whole.study.datasets)
+    assert settings.study.methods == whole.study.methods
     for name in settings.study.datasets:
         assert settings.datasets[name].data.train_rows <= 256
         assert settings.student_training(name).epochs <= 1
@@ -149,3 +154,48 @@ def test_glue_all_is_the_protocol_of_rail():
     for name in settings.study.datasets:
         training = settings.student_training(name)
         assert (training.epochs, training.patience is None, training.keep) == (40, False, "best")
+
+
+RAIL = {"rail-bert12": (12, 2), "rail-roberta24": (24, 4), "rail-roberta12": (12, 2)}
+"""Depth of the teacher, and every which layer teaches one of the six of the student under PKD-skip."""
+
+
+@pytest.mark.parametrize("name", RAIL)
+def test_the_rail_studies_are_the_papers(name):
+    settings = config.load(ROOT / "studies" / name / "params.yaml")
+    glue = {"cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"}
+    codir = name == "rail-roberta12"  # CoDIR's authors give no STS-B
+    assert set(settings.study.datasets) == glue - ({"stsb"} if codir else set())
+    assert set(settings.study.methods) == {"finetune", "vanilla_kd", "pkd", "alp_kd", "rail_kd_l", "rail_kd_c",
+                                           *(["codir"] if codir else [])}
+    assert len(settings.study.seeds) == 5
+    assert {dataset: data.data.ood_sets for dataset, data in settings.datasets.items() if data.data.ood_sets} == {
+        "sst2": ("imdb",), "qqp": ("paws_wiki",), "mnli": ("scitail",)}
+    assert {"logits", "cls", "mean"} == set(settings.features.kinds), "else a method's teacher runs live"
+    for dataset in settings.study.datasets:
+        training = settings.student_training(dataset)
+        assert (training.epochs, training.patience is None, training.keep) == (40, False, "best")
+        for method in settings.study.methods:
+            tried = {tuple(point.values()) for point in settings.points(dataset, method)}
+            assert tried == set(itertools.product((1e-5, 2e-5, 5e-5, 4e-6), (8, 16, 32)))
+            assert (training.learning_rate, training.batch_size) in tried
+
+
+@pytest.mark.parametrize("name", RAIL)
+def test_the_rail_studies_map_layers_as_the_paper_does(name):
+    settings = config.load(ROOT / "studies" / name / "params.yaml")
+    depth, stride = RAIL[name]
+    sizes = Setting(Dims(depth, 16, 2, 50), Dims(6, 16, 2, 50), classes=2, regression=False, labels=torch.zeros(40),
+                    batch_size=4, seed=1)
+
+    def objective(method: str) -> Objective:
+        return methods.load(method).phases(methods.configure(method, settings.method(method)), sizes)[0].objective
+
+    inner, first_five = set(range(1, depth)), {1, 2, 3, 4, 5}
+    for method, taught, teaching in (("pkd", first_five, {stride * j for j in first_five}),
+                                     ("alp_kd", first_five, inner), ("rail_kd_l", first_five, inner),
+                                     ("rail_kd_c", first_five, inner)):
+        needs = objective(method).needs
+        assert {key.layer for key in needs.student if key != LOGITS} == taught, method
+        assert {key.layer for key in needs.teacher if key != LOGITS} == teaching, method
+    assert len(objective("rail_kd_l").needs_at(Progress(0, 0, 10)).teacher - {LOGITS}) == 5

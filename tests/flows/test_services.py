@@ -63,7 +63,8 @@ def test_up_can_be_repeated_and_changes_nothing(house):
     assert code == 0, said
     assert house.services() == before
     assert len(house.post("/automations/filter", {})) == 1
-    assert {d["name"] for d in house.post("/deployments/filter", {})} == {"demo", "glue-all", "glue-cpu"}
+    assert {d["name"] for d in house.post("/deployments/filter", {})} == {
+        "demo", "glue-all", "glue-cpu", "rail-bert12", "rail-roberta24", "rail-roberta12"}
 
 
 def test_mlflow_is_few_processes(house):
