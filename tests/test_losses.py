@@ -10,7 +10,17 @@ import torch
 from torch import Tensor, tensor
 
 from kdcore import losses
-from kdcore.losses import kd_loss, label_loss, masked_mean, mean_cosine, squared_distance, unit
+from kdcore.losses import (
+    kd_loss,
+    label_loss,
+    layer_attention,
+    layer_mixture,
+    masked_mean,
+    mean_cosine,
+    outer_distance,
+    squared_distance,
+    unit,
+)
 
 VALUE = {"rtol": 0, "atol": 1e-9}
 GRADIENT = {"rtol": 0, "atol": 1e-7}
@@ -173,6 +183,44 @@ def test_mean_cosine_equals_the_loop_over_pairs() -> None:
     torch.testing.assert_close(mean_cosine(torch.eye(4)), tensor(0.0))
 
 
+# Relations and attention over layers
+
+
+def test_outer_distance_is_that_of_the_matrices() -> None:
+    a, b, c, e = torch.randn(4, 3, 2, 6, dtype=torch.float64)
+    student, teacher = (torch.einsum("xyi,xyj->xyij", *pair) for pair in ((a, b), (c, e)))
+    torch.testing.assert_close(outer_distance(a, b, c, e), (student - teacher).square().sum(dim=(-1, -2)))
+    assert outer_distance(a, b, a, b).count_nonzero() == 0
+
+
+def test_outer_distance_of_almost_equal_relations_does_not_cancel() -> None:
+    """At the size of CLS states; |a|^2 |b|^2 + |c|^2 |e|^2 - 2 <a, c> <b, e> would be off by more than its value."""
+    a, b = 20 * unit(torch.randn(2, 5, 768, dtype=torch.float64))
+    c, e = a + 1e-4 * torch.randn_like(a), b + 1e-4 * torch.randn_like(b)
+    exact = outer_distance(a, b, c, e)
+    single = outer_distance(a.float(), b.float(), c.float(), e.float())
+    torch.testing.assert_close(single.double(), exact, rtol=0.01, atol=0)
+    assert (single >= 0).all()
+
+
+def test_layer_attention_by_hand() -> None:
+    student, teacher = tensor([[[1.0, 0.0], [0.0, 1.0]]]), tensor([[[math.log(3.0), 0.0], [0.0, 0.0], [5.0, 0.0]]])
+    allowed = tensor([[True, True, False], [True, True, True]])
+    weights = layer_attention(student, teacher, allowed=allowed)
+    torch.testing.assert_close(weights, tensor([[[0.75, 0.25, 0.0], [1 / 3, 1 / 3, 1 / 3]]]))
+    torch.testing.assert_close(layer_mixture(weights, teacher)[0, 0], 0.75 * teacher[0, 0])
+    half = layer_attention(student, teacher, scale=0.5)[0, 0]
+    torch.testing.assert_close(half, tensor([3**0.5, 1.0, math.exp(2.5)]) / (3**0.5 + 1 + math.exp(2.5)))
+
+
+def test_autocast_does_not_round_layer_attention() -> None:
+    student, teacher = torch.randn(4, 2, 16), torch.randn(4, 5, 16)
+    weights = layer_attention(student, teacher)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(layer_attention(student, teacher), weights)
+        assert layer_mixture(weights, teacher.bfloat16()).dtype == torch.float32
+
+
 # Precision
 
 
@@ -184,6 +232,9 @@ def test_half_precision_is_widened_before_any_arithmetic(dtype: torch.dtype) -> 
         (label_loss(student, tensor([0, 1, 2, 0]), False), label_loss(student.float(), tensor([0, 1, 2, 0]), False)),
         (kd_loss(student, teacher, 2.0, False), kd_loss(student.float(), teacher.float(), 2.0, False)),
         (squared_distance(unit(student), unit(teacher)), squared_distance(*units)),
+        (outer_distance(student, teacher, teacher, student),
+         outer_distance(student.float(), teacher.float(), teacher.float(), student.float())),
+        (layer_attention(student[None], teacher[None]), layer_attention(student.float()[None], teacher.float()[None])),
         (masked_mean(student[None], torch.ones(1, 4, dtype=torch.int64)), student.float()[None].mean(1)),
         (unit(torch.full((1, 3), 6e4).to(dtype)), torch.full((1, 3), 3**-0.5)),  # its square overflows float16
     ):
