@@ -20,6 +20,7 @@ COLLAPSE_ALARMS = (
 
 class Projection(nn.Module):
     """Maps [b, k, inputs] to [b, k, width], unit vectors by default: one linear map for all k slots, or one per slot.
+    Token states [b, k, t, inputs] are mapped alike.
 
     Computes in float32 also under autocast: the distance of two unit vectors would drown in the rounding
     of bfloat16.
@@ -33,7 +34,7 @@ class Projection(nn.Module):
         self.maps = nn.ModuleList(nn.Linear(inputs, width, bias) for _ in range(maps))
         self.requires_grad_(not frozen)
 
-    def forward(self, vectors: Float[Tensor, "b k inputs"]) -> Float[Tensor, "b k width"]:
+    def forward(self, vectors: Float[Tensor, "b k *tokens inputs"]) -> Float[Tensor, "b k *tokens width"]:
         with torch.autocast(vectors.device.type, enabled=False):
             vectors = vectors.to(next(self.parameters()).dtype)
             if len(self.maps) == 1:

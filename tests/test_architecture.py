@@ -19,7 +19,11 @@ MAY_IMPORT = {
     "mapping": {"config", "errors", "features"},
     "objective": {"config", "errors", "features", "losses", "mapping"},
     "projection": CORE - {"projection"},
-    "methods": CORE,
+    "token_losses": CORE,
+    "selection": CORE,
+    "knowledge": CORE | {"token_losses", "selection"},
+    "composition": CORE | {"token_losses", "selection", "knowledge"},
+    "methods": CORE | {"token_losses", "selection", "knowledge", "composition"},
 }
 """Parts of kdcore that are pure computation, and all that they may know of kdcore."""
 
