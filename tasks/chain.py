@@ -18,6 +18,10 @@ from tasks.slots import cores
 from tasks.stage import STOP, Order, as_dictionary, run_stage
 
 
+SHOWN = 8
+"""So many blocked stages are named in a message; the table of the run's page names all."""
+
+
 @dataclass
 class Outcome:
     """How the stages of a flow went, by name. `failed` is in the order of failing, with messages."""
@@ -36,8 +40,11 @@ class Outcome:
             return f"{len(self.done)} stages brought up to date, {ran} of them by running their command"
         first, *others = self.failed
         text = self.failed[first]
-        if self.blocked:
-            text += "; " + "; ".join(f"{stage} is blocked by {by}" for stage, by in self.blocked.items())
+        for failed in self.failed:
+            behind = [stage for stage, by in self.blocked.items() if by == failed]
+            if behind:
+                more = f" and {len(behind) - SHOWN} more" if len(behind) > SHOWN else ""
+                text += f"; {failed} blocks {', '.join(behind[:SHOWN])}{more}"
         if others:
             text += f"; also failed: {', '.join(others)}"
         return f"{text}; {len(self.done)} stages finished"

@@ -32,7 +32,9 @@ def test_every_number_of_every_dataset_has_a_row_and_every_system_a_column():
 
 def test_the_message_names_the_first_failure_first():
     outcome = Outcome({"a": {"outcome": "ran", "seconds": 1}}, {"b": "b failed: x", "f": "f failed: y"}, {"c": "b"})
-    assert outcome.message == "b failed: x; c is blocked by b; also failed: f; 1 stages finished"
+    assert outcome.message == "b failed: x; b blocks c; also failed: f; 1 stages finished"
+    many = Outcome({}, {"b": "b failed: x"}, {str(n): "b" for n in range(40)})
+    assert many.message == "b failed: x; b blocks 0, 1, 2, 3, 4, 5, 6, 7 and 32 more; 0 stages finished"
     assert Outcome({"a": {"outcome": "restored"}}).message == \
         "1 stages brought up to date, 0 of them by running their command"
 
