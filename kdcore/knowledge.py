@@ -20,6 +20,8 @@ from kdcore.token_losses import (
     attention_divergence,
     hidden_distance,
     probabilities,
+    real_scores,
+    real_states,
     relation_scores,
     score_distance,
     split_heads,
@@ -108,8 +110,9 @@ class Tokens(Knowledge):
         self.bridge = bridge
 
     def forward(self, student: Student, teacher: Teacher, weights: Weights, mask: Mask) -> Float[Tensor, "b k"]:
-        ours, theirs = self.bridge(student, teacher, weights)
-        return hidden_distance(ours, theirs, _given(mask))
+        real = _given(mask)
+        ours, theirs = self.bridge(real_states(student, real), real_states(teacher, real), weights)
+        return hidden_distance(ours, theirs, real)
 
 
 class Scores(Knowledge):
@@ -118,7 +121,8 @@ class Scores(Knowledge):
     kind: Kind = "scores"
 
     def forward(self, student: Student, teacher: Teacher, weights: Weights, mask: Mask) -> Float[Tensor, "b k"]:
-        return score_distance(student, mix(teacher, weights), _given(mask))
+        real = _given(mask)
+        return score_distance(student, mix(real_scores(teacher, real), weights), real)
 
 
 class Attention(Knowledge):

@@ -15,6 +15,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
+def real_states(states: Float[Tensor, "b *slots t d"], mask: Int[Tensor, "b t"]) -> Float[Tensor, "b *slots t d"]:
+    """Zero at padding. What goes through learned maps or weights goes through this first: the gradient of a weight is a
+    sum over all tokens, in which 0 times an infinite number would be no number."""
+    return states.masked_fill(~_tokens(mask, states.dim()), 0)
+
+
+def real_scores(scores: Float[Tensor, "b *slots h q k"], mask: Int[Tensor, "b k"]) -> Float[Tensor, "b *slots h q k"]:
+    """Zero where query or key is padding, for the reason of `real_states`."""
+    return scores.masked_fill(~_pairs(mask, scores.dim()), 0)
+
+
 def hidden_distance(
     student: Float[Tensor, "b *slots t d"], teacher: Float[Tensor, "b *slots t d"], mask: Int[Tensor, "b t"]
 ) -> Float[Tensor, "b *slots"]:
@@ -23,7 +34,7 @@ def hidden_distance(
     Raises ValueError when shapes differ.
     """
     _same_shape(student, teacher)
-    gaps = (_wide(student) - _wide(teacher)).masked_fill(~_tokens(mask, student.dim()), 0)
+    gaps = real_states(_wide(student) - _wide(teacher), mask)
     return (gaps * gaps).sum(dim=(-2, -1)) / (_lengths(mask, gaps.dim() - 2) * student.shape[-1])
 
 
@@ -36,7 +47,7 @@ def score_distance(
     Raises ValueError when shapes differ.
     """
     _same_shape(student, teacher)
-    gaps = (_wide(student) - _wide(teacher)).masked_fill(~_pairs(mask, student.dim()), 0)
+    gaps = real_scores(_wide(student) - _wide(teacher), mask)
     return (gaps * gaps).sum(dim=(-3, -2, -1)) / (student.shape[-3] * _lengths(mask, gaps.dim() - 3) ** 2)
 
 
@@ -45,7 +56,7 @@ def relation_scores(
 ) -> Float[Tensor, "b *slots h t t"]:
     """Scaled dot products of the vectors of one head with each other, x x^T / sqrt(d) (MiniLM, equation 7)."""
     with torch.autocast(vectors.device.type, enabled=False):
-        real = _wide(vectors).masked_fill(~_tokens(mask, vectors.dim()), 0)
+        real = real_states(_wide(vectors), mask)
         return real @ real.mT / math.sqrt(vectors.shape[-1])
 
 

@@ -142,6 +142,23 @@ def test_relations_cut_heads_anew_where_counts_and_widths_differ() -> None:
     assert Relations("value", 2)(student, teacher, None, MASK).shape == (3, 1)
 
 
+@pytest.mark.parametrize("content", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", [name for name in KNOWLEDGE if KNOWLEDGE[name][1] != (6,)])
+def test_what_padding_holds_reaches_no_weight(name: str, content: float) -> None:
+    maps = Maps(nn.Linear(6, 6), nn.Linear(6, 6)).double()
+    known = Tokens(maps) if name == "hidden" else KNOWLEDGE[name][0]()
+    student, teacher = numbers(name, 2, 1), numbers(name, 3, 2)
+    tokens = MASK[:, None, :, None] if name == "hidden" else MASK[:, None, None, :, None]
+    real = tokens if name in ("hidden", "value_relations") else tokens * tokens.mT
+    weights = torch.rand(3, 2, 3, dtype=torch.float64).softmax(dim=-1).requires_grad_()
+    gradients = []
+    for filling in (0.0, content):
+        sides = [side.masked_fill(real == 0, filling).requires_grad_() for side in (student, teacher)]
+        learned = [weights, *sides, *(maps.parameters() if name == "hidden" else ())]
+        gradients.append(torch.autograd.grad(known(*sides, weights, MASK).sum(), learned))
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
 @pytest.mark.parametrize("known", [Tokens(AS_THEY_ARE), Scores(), Attention(), Relations("value", 2)],
                          ids=lambda known: type(known).__name__)
 def test_token_level_features_need_a_mask(known: Knowledge) -> None:
