@@ -28,6 +28,7 @@ class Candidate:
     checkpoint   hash of its folder, as DVC would give; equal for equal bytes
     hashes       DVC hashes of what it came from: student (all seeds), prepared, teacher, evaluation
     latency      as measured on this machine (`kdcore.evaluation.cost.latency`); None where it was not
+    taught_by    who its teacher is where that is an average of models or files; empty for one model
     """
 
     study: str
@@ -45,6 +46,7 @@ class Candidate:
     parameters: int
     latency: dict[str, Any] | None
     settings: dict[str, Any]
+    taught_by: str = ""
 
     @property
     def stage(self) -> str:
@@ -84,7 +86,7 @@ def gather(study: config.Study, layout: Layout, dataset: str, method: str, seed:
         teacher_scores=read_scores(layout, dataset, "teacher").get("teacher", {}), parameters=_parameters(folder),
         latency=_latency(layout, dataset, method),
         settings={"method": {"name": method} | study.method(method), "training": training,
-                  "pair": study.pair.model_dump(), "seed": seed})
+                  "pair": _pair(study.pair), "seed": seed}, taught_by=_taught_by(folder))
 
 
 def best(study: config.Study, layout: Layout, dataset: str) -> tuple[str, int, str]:
@@ -180,6 +182,17 @@ def _checked_hashes(layout: Layout, dataset: str, method: str) -> dict[str, str]
             raise UserError(f"{paths['evaluation']} belongs to an earlier student; run "
                             f"`dvc repro evaluate@{dataset}-{method}`")
     return hashes
+
+
+def _pair(pair: config.Pair) -> dict[str, Any]:
+    """The pair's settings, without those that say how teachers are averaged where there is one."""
+    average = {"seeds", "members", "average", "weights"} if len(pair.teacher.models) < 2 else set()
+    return pair.model_dump(exclude={"teacher": average})
+
+
+def _taught_by(folder: Path) -> str:
+    path = folder / "training.json"
+    return str(json.loads(path.read_text(encoding="utf-8")).get("taught_by", "")) if path.is_file() else ""
 
 
 def _parameters(folder: Path) -> int:

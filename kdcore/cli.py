@@ -103,8 +103,13 @@ def teacher(dataset: DatasetArgument, study: StudyOption = Path()) -> None:
     """
     with _inside(study) as (settings, layout):
         settings.dataset(dataset)
+        from kdcore import suitability
+        from kdcore.data.prepared import Prepared
         from kdcore.stages import teacher as stage
 
+        prepared = Prepared.load(layout.prepared(dataset))
+        for method in settings.study.methods:  # before hours of training, not after
+            suitability.check(settings, prepared, method)
         stage.run(settings, layout, dataset)
 
 

@@ -7,7 +7,7 @@ and nothing else. Unknown keys are errors that name the nearest known one.
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -17,6 +17,10 @@ from ruamel.yaml import YAML, YAMLError
 from kdcore.errors import UserError, did_you_mean
 
 T = TypeVar("T", bound=BaseModel)
+
+
+FILES = "files"
+"""`pair.teacher.source` where the teacher is files of answers."""
 
 
 class Strict(BaseModel):
@@ -29,14 +33,56 @@ class MethodConfig(Strict):
     """Base of the `Config` of a method file: hyper-parameters with the paper's defaults."""
 
 
-class TeacherModel(Strict):
-    """Where the teacher's pre-trained weights and tokenizer come from.
-
-    `source` is a hub id, a local folder, or `package:NAME` for weights that travel in a Python package.
-    """
+class Member(Strict):
+    """One of several teachers. `seed` of its training; None means that of `training.teacher`."""
 
     source: str
     revision: str | None = None
+    seed: int | None = None
+
+
+class TeacherModel(Strict):
+    """Who teaches: one model that is fine-tuned on each dataset, or the average of several, or files of answers.
+
+    `source` is a hub id, a local folder, `package:NAME` for weights that travel in a Python package, or `files`: every
+    dataset names the answers of its teacher in `data.teacher_files`. Several models are `seeds` of one source, or
+    `members`. `average` says what of them is averaged; `weights` need not sum to 1 and are equal where not given.
+    """
+
+    source: str | None = None
+    revision: str | None = None
+    seeds: tuple[int, ...] = ()
+    members: tuple[Member, ...] = ()
+    average: Literal["logits", "probabilities"] = "logits"
+    weights: tuple[Annotated[float, Field(gt=0)], ...] = ()
+
+    @property
+    def models(self) -> tuple[Member, ...]:
+        """What is fine-tuned; empty where the teacher is files."""
+        if self.members or self.source in (None, FILES):
+            return self.members
+        return tuple(Member(source=self.source, revision=self.revision, seed=seed) for seed in self.seeds or (None,))
+
+    @model_validator(mode="after")
+    def _one_way_to_say_it(self) -> Self:
+        if self.source is None and not self.members:
+            raise ValueError("pair.teacher names no model: give its `source`, several `members`, or `source: files` "
+                             "for a teacher that is only a file")
+        if self.source is not None and self.members:
+            raise ValueError("pair.teacher has `source` and `members`; several sources all belong into `members`")
+        if self.members and (self.seeds or self.revision is not None):
+            raise ValueError("pair.teacher has `members` beside `seeds` or `revision`; give each member its own `seed` "
+                             "and `revision`")
+        if not self.models and (self.revision is not None or self.seeds):
+            raise ValueError("pair.teacher has `source: files`, which has no revision and no seeds; remove them")
+        for place, model in enumerate(self.models):
+            if model in self.models[:place]:
+                raise ValueError(f"pair.teacher names {model.source!r} with seed {model.seed} twice; an average needs "
+                                 "models that differ in source, revision or seed")
+        if self.weights and len(self.weights) != len(self.models):
+            raise ValueError(f"pair.teacher has {len(self.weights)} weights for {len(self.models)} models; give each "
+                             "model one weight, or none for equal weights")
+        return self
 
 
 class StudentModel(Strict):
@@ -107,6 +153,10 @@ class Data(Strict):
     metrics: tuple[str, ...] = ()
     """First one selects; built-in datasets bring their own."""
     ood: dict[str, OutOfDomain] = {}
+
+    teacher_files: dict[str, str] | None = None
+    """Answers of a teacher that is only files, by split, e.g. {train: data/teacher.parquet}; in place of the pair's
+    teacher, also beside a built-in dataset."""
 
     source: str | None = None
     """Replaces the built-in source: a hub id or a local folder in the hub's layout."""
@@ -259,6 +309,24 @@ class Study(Strict):
                 raise ValueError(f"grid names {setting!r}, but {rest[0]!r} has no entry under `{section}`; "
                                  f"{did_you_mean(rest[0], getattr(self, section))}")
             if not values or any(value in values[:place] for place, value in enumerate(values)):
+    @model_validator(mode="after")
+    def _every_dataset_has_a_teacher(self) -> Self:
+        for name, dataset in self.datasets.items():
+            files, place = dataset.data.teacher_files, f"datasets.{name}.data.teacher_files"
+            if files is None and not self.pair.teacher.models:
+                raise ValueError(f"pair.teacher has `source: files`, but {place} is missing; name the file with the "
+                                 "teacher's answers, e.g. {train: data/teacher.parquet}, or a model as pair.teacher")
+            if files is not None and "train" not in files:
+                raise ValueError(f"{place} names no file for `train`; students learn from answers to training rows")
+            if files is not None and self.pair.student.source == "teacher":
+                raise ValueError(f"pair.student has `source: teacher`, but the teacher of {name} is only files "
+                                 f"({place}), which hold no layers; name a model as pair.student.source")
+        return self
+
+    def only_logits(self, dataset: str) -> bool:
+        """True where the teacher has nothing but logits: it is an average, or files."""
+        return self.datasets[dataset].data.teacher_files is not None or len(self.pair.teacher.models) > 1
+
                 raise ValueError(f"grid: {setting} lists {list(values)}, expected at least one value, and each once")
             varied |= {rest[0]} if section == "datasets" else set()
         for dataset in sorted(varied) if self.grid else ():

@@ -144,7 +144,7 @@ def _lock(study: Path, settings: config.Study) -> Iterator[Finding]:
 
 
 def _sources(study: Path, settings: config.Study) -> Iterator[Finding]:
-    named = {settings.pair.teacher.source, settings.pair.student.source} - {"teacher"}
+    named = {model.source for model in settings.pair.teacher.models} | {settings.pair.student.source} - {"teacher"}
     for source in sorted(named):
         if source.startswith("package:"):
             name = source.removeprefix("package:")
@@ -175,7 +175,7 @@ def _largest_store(own: Layout, settings: config.Study, dataset: str) -> int:
     try:
         splits = json.loads((own.prepared(dataset) / "dataset.json").read_text(encoding="utf-8"))["splits"]
         model = json.loads((own.teacher(dataset) / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except FileNotFoundError:  # also of a teacher without layers, whose logits take next to nothing
         return 0
     rows = next(split["rows"] for split in splits if split["role"] == "train")
     layers = model.get("num_hidden_layers", model.get("n_layers", 0)) + 1

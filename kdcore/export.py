@@ -23,6 +23,11 @@ def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, record: d
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     _without_paths(folder / "tokenizer_config.json")
+    write_record(record, folder)
+
+
+def write_record(record: dict[str, Any], folder: Path) -> None:
+    """Write how a model came about beside it."""
     text = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
     (folder / RECORD).write_text(text + "\n", encoding="utf-8")
 

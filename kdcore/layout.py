@@ -55,4 +55,9 @@ class Layout:
     @property
     def logs(self) -> Path:
         """One file per stage run: what the stage's process printed."""
+    @property
+    def kept(self) -> Path:
+        """Finished members of averaged teachers, by all that they depend on; no out of DVC, safe to delete."""
+        return self.study / ".kdflow" / "kept"
+
         return self.study / ".kdflow" / "logs"

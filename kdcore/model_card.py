@@ -69,6 +69,7 @@ def of_version(candidate: Candidate) -> str:
         f"The checkpoint was chosen on `{info.select}` ({info.splits[info.select].rows:,} rows). "
         "These are the numbers of this one model; the study's report has means over seeds.", "",
         f"**Cost:** {_count(candidate.parameters)} parameters; {_latency(candidate)}.", "",
+        *([f"**Its teacher:** {candidate.taught_by}.", ""] if candidate.taught_by else []),
         "**Where it came from**", "",
         *_table(("what", "revision or DVC hash"), [(what, f"`{value}`") for what, value in origin]), "",
         "**Make it again**", "", "```", *again, "```" + dirty, ""])

@@ -188,6 +188,8 @@ def _tags(candidate: Candidate) -> dict[str, str]:
     tags = {CHECKPOINT: candidate.checkpoint, "kdflow.study": candidate.study, "kdflow.dataset": candidate.dataset,
             "kdflow.method": candidate.method, "kdflow.seed": str(candidate.seed), "kdflow.stage": candidate.stage,
             "kdflow.parameters": str(candidate.parameters), "kdflow.selected_on": candidate.info.select}
+    if candidate.taught_by:
+        tags["kdflow.teacher"] = candidate.taught_by
     if candidate.code.commit:
         tags["kdflow.revision"] = str(candidate.code)
     tags |= {f"dvc.{kind}": value for kind, value in candidate.hashes.items()}

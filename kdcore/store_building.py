@@ -64,10 +64,24 @@ def build(folder: Path, scratch: Path, manifest: Manifest, tokens: TokenTable, c
             notes.offer(number)
     seconds = time.monotonic() - start
     (scratch / NOTE).unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    os.replace(scratch, folder)
+    _put_in_place(scratch, folder)
     return {"rows": manifest.rows - rows_before, "seconds": seconds, "bytes": manifest.bytes}
+
+
+def write(folder: Path, scratch: Path, manifest: Manifest, values: Mapping[FeatureKey, Tensor]) -> None:
+    """Write a store of known features [rows, *shape] of every example, and put it in place of `folder`.
+
+    Raises:
+        UserError: the disk is too small, or a feature is not finite in the stored type.
+    """
+    _lay_out(scratch, manifest, manifest.rows)
+    columns = [open_column(feature_file(scratch, key), key, manifest, writable=True) for key in manifest.keys]
+    exact = torch.cat([values[key].reshape(manifest.rows, -1) for key in manifest.keys], dim=1)
+    stored = exact.to(torch_dtype(manifest.dtype))
+    _write(_Batch(list(range(manifest.rows)), stored, exact, torch.isfinite(stored).all()), manifest, columns)
+    for column in columns:
+        column.sync()
+    _put_in_place(scratch, folder)
 
 
 def describe(manifest: Manifest) -> str:
@@ -112,6 +126,12 @@ def _lay_out(scratch: Path, manifest: Manifest, batch_size: int) -> int:
         return 0
     note = json.loads((scratch / NOTE).read_text(encoding="utf-8"))
     return int(note["batches"]) if note["batch_size"] == batch_size else 0
+
+
+def _put_in_place(scratch: Path, folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    os.replace(scratch, folder)
 
 
 def _computed(batches: list[list[int]], manifest: Manifest, tokens: TokenTable, compute: Compute,

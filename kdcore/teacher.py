@@ -10,16 +10,17 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from kdcore.config import StoredFeatures
 from kdcore.data.prepared import Prepared
 from kdcore.errors import UserError
-from kdcore.features import FeatureKey, Features, layer_keys
-from kdcore.models.loading import dims, load_config, load_finetuned, weights_fingerprint
-from kdcore.models.reading import read
+from kdcore.features import LOGITS, FeatureKey, Features, layer_keys
+from kdcore.models.loading import dims, load_config, load_finetuned
+from kdcore.models.reading import check, read
 from kdcore.objective import Dims
 from kdcore.store import DType, FeatureStore, Manifest
+from kdcore.teacher_folder import fingerprint, gives_only_logits, models
 from kdcore.training.precision import Precision
 
 
@@ -46,9 +47,12 @@ class Teacher:
 
         Raises:
             UserError: the store is missing, or stale against weights, tokenizer, data, length, dtype or precision;
-                or token-level features are needed, but teacher and student read different tokens.
+                or features are needed that the teacher does not have, or token-level ones where teacher and student
+                read different tokens.
         """
         refuse_unaligned_tokens(prepared, needs)
+        if inner := needs - {LOGITS}:
+            check(_config(folder), inner, prepared.info.max_length)
         store = FeatureStore.open(features)
         precision = store.manifest.precision if settings.precision == "auto" else settings.precision
         store.manifest.check(manifest(prepared, folder, settings, precision), features)
@@ -96,25 +100,31 @@ class Teacher:
 
 
 def teacher_dims(folder: Path) -> Dims:
-    """The sizes of the teacher in a folder, read from its configuration alone."""
-    return dims(load_config(str(folder.absolute())))
+    """The sizes of the teacher in a folder, of several the first one's, read from its configuration alone."""
+    return dims(_config(folder))
+
+
+def _config(folder: Path) -> PretrainedConfig:
+    return load_config(str(models(folder)[0].absolute()))
 
 
 def manifest(prepared: Prepared, folder: Path, settings: StoredFeatures,
              precision: Literal["fp32", "bf16", "fp16"]) -> Manifest:
     """What a store of this teacher and dataset holds under these settings.
 
-    Layers 1..n; the embedding output is computed live by the few methods that read it.
+    Layers 1..n; the embedding output is computed live by the few methods that read it. Of an average or of answers
+    the logits alone, whatever `kinds` says.
     """
-    info, sizes = prepared.info, teacher_dims(folder)
+    info, only_logits = prepared.info, gives_only_logits(folder)
     shapes: dict[str, tuple[int, ...]] = {}
-    for kind in settings.kinds:
+    for kind in ("logits",) if only_logits else settings.kinds:
         if kind == "logits":
             shapes[kind] = (info.classes,)
         else:
+            sizes = teacher_dims(folder)
             shapes |= {key.name: (sizes.width,) for key in layer_keys(kind, range(1, sizes.layers + 1))}
     dtype: DType = settings.dtype
-    return Manifest(weights_fingerprint(folder), info.tokenizers["teacher"], prepared.fingerprint, info.max_length,
+    return Manifest(fingerprint(folder), info.tokenizers["teacher"], prepared.fingerprint, info.max_length,
                     info.splits[info.train].rows, dtype, precision, shapes)
 
 

@@ -11,6 +11,7 @@ from kdcore.analysis.statistics import FEWEST_SEEDS, summarise
 from kdcore.analysis.tables import NAMES, Table, interval, percent
 
 NOT_MEASURED = "not measured"
+NO_NUMBER = "-"
 FEW_ROWS = 300
 """A split with fewer rows is pointed out with the standard error that it entails."""
 
@@ -23,7 +24,7 @@ _EPOCHS = ("s/epoch: training alone, without each run's first epoch, which warms
 def quality(results: DatasetResults, columns: Sequence[Column], title: str) -> Table:
     """Teacher and methods by the columns given: mean and deviation over seeds, times 100."""
     rows = [(name + (" (!)" if system.degenerate_splits else ""),
-             *(percent(results.summary(name, column)) for column in columns))
+             *(_cell(results, name, column) for column in columns))
             for name, system in results.systems.items()]
     return Table(title, ("", *(_heading(column) for column in columns)), tuple(rows),
                  _how_to_read(results, OOD_MEAN in columns))
@@ -54,12 +55,13 @@ def overview(everything: Sequence[DatasetResults]) -> Table:
         metrics = "+".join(NAMES.get(name, name) for name in results.info.metrics)
         headings.append(f"{results.info.name}\n{split}\n{metrics}")
     for name in names:
-        cells = [percent(results.mean_of_metrics(name, split)) if name in results.systems else "-"
-                 for results, split in shown]
-        whole = all(name in results.systems for results in everything)
+        scored = [results.has(name, Column(split, "")) for results, split in shown]
+        cells = [percent(results.mean_of_metrics(name, split)) if there else NO_NUMBER
+                 for (results, split), there in zip(shown, scored, strict=True)]
+        whole = all(scored)
         means = [np.mean([results.mean_of_metrics(name, split).mean for owner, split in shown if owner is results])
-                 for results in everything if name in results.systems]
-        rows.append((name, *cells, f"{100 * np.mean(means):.1f}" if whole else "-"))
+                 for results in everything] if whole else []
+        rows.append((name, *cells, f"{100 * np.mean(means):.1f}" if whole else NO_NUMBER))
     return Table("All datasets", ("", *headings, "mean of\ndatasets"), tuple(rows),
                  "Mean ± sd over seeds, x 100; where a dataset has two metrics, of their mean.")
 
@@ -75,11 +77,10 @@ def overview_out_of_domain(everything: Sequence[DatasetResults]) -> Table | None
         return None
     rows = []
     for name in dict.fromkeys(name for results in everything for name in results.systems):
-        cells = [percent(results.summary(name, column)) if name in results.systems else "-"
-                 for results, column in shown]
-        values = [results.values(name, column) for results, column in shown if name in results.systems]
+        cells = [_cell(results, name, column) for results, column in shown]
+        values = [results.values(name, column) for results, column in shown if results.has(name, column)]
         whole = len(values) == len(shown) and len({len(seeds) for seeds in values}) == 1
-        mean = percent(summarise([float(np.mean(seed)) for seed in zip(*values, strict=True)])) if whole else "-"
+        mean = percent(summarise([float(np.mean(seed)) for seed in zip(*values, strict=True)])) if whole else NO_NUMBER
         rows.append((name, *cells, mean))
     headings = [f"{column.split}\nfrom {results.info.name}" for results, column in shown]
     return Table("Out of domain", ("", *headings, "mean"), tuple(rows),
@@ -88,9 +89,8 @@ def overview_out_of_domain(everything: Sequence[DatasetResults]) -> Table | None
 
 def sizes(results: DatasetResults) -> Table:
     """Parameters and bytes, which follow from the models alone."""
-    rows = [(name, _millions(system.size["parameters"]), _millions(system.size["transformer_parameters"]),
-             _millions(system.size["embedding_parameters"]), f"{system.size['weight_bytes'] / 1e6:.1f}")
-            for name, system in results.systems.items()]
+    rows = [(name, *(_millions(system.size.get(f"{part}parameters")) for part in ("", "transformer_", "embedding_")),
+             _megabytes(system.size, digits=1)) for name, system in results.systems.items()]
     return Table(f"Size: {results.info.name}", ("", "parameters M", "transformer M", "embeddings M", "file MB"),
                  tuple(rows), "Parameters without the classification head; the pooler belongs to the transformer.")
 
@@ -101,15 +101,16 @@ def cost(results: DatasetResults, measured: Mapping[str, Mapping[str, Any]]) -> 
     rows = []
     for name, system in results.systems.items():
         own = measured.get(name, {})
+        absent = NOT_MEASURED if system.size else NO_NUMBER
         latency = own.get("latency", {})
         one, many = latency.get("batch_1"), latency.get("batch_32")
         seconds = own.get("epoch_seconds")
-        rows.append((name, _millions(system.size["parameters"]), f"{system.size['weight_bytes'] / 1e6:.0f}",
-                     _milliseconds(one), _milliseconds(many),
-                     f"{latency['peak_memory_bytes'] / 2**20:.0f}" if latency else NOT_MEASURED,
-                     f"{seconds / teacher:.2f}" if seconds and teacher else NOT_MEASURED))
-    absent = any(NOT_MEASURED in row for row in rows)
-    caption = [_machine(measured), _EPOCHS if teacher else "", _ABSENT if absent else ""]
+        rows.append((name, _millions(system.size.get("parameters")), _megabytes(system.size, digits=0),
+                     _milliseconds(one) or absent, _milliseconds(many) or absent,
+                     f"{latency['peak_memory_bytes'] / 2**20:.0f}" if latency else absent,
+                     f"{seconds / teacher:.2f}" if seconds and teacher else absent))
+    incomplete = any(NOT_MEASURED in row for row in rows)
+    caption = [_machine(measured), _EPOCHS if teacher else "", _ABSENT if incomplete else ""]
     return Table(f"Cost: {results.info.name}",
                  ("", "params\nM", "file\nMB", "ms, batch 1\np50 / p95", "ms, batch 32\np50 / p95", "memory\nMiB",
                   "s/epoch,\nteacher = 1"), tuple(rows), " ".join(filter(None, caption)))
@@ -140,8 +141,10 @@ def doubts(results: DatasetResults) -> list[str]:
     if check := next((run["training"]["check"] for name, system in results.systems.items() if name == TEACHER
                       for run in system.runs.values() if "check" in run["training"]), None):
         weak = "" if check["teacher"] > check["constant"] else "**The teacher is no better than a constant answer.** "
+        alone = ", ".join(f"{100 * score:.1f}" for score in check.get("members", ()))
         said.append(f"{weak}Always answering {check['answer']} scores {100 * check['constant']:.1f} on "
-                    f"`{check['split']}`, the teacher {100 * check['teacher']:.1f}.")
+                    f"`{check['split']}`, the teacher {100 * check['teacher']:.1f}"
+                    f"{f' (its members {alone})' if alone else ''}.")
     said += [f"**{name} was not evaluated** and is missing from the tables." for name in results.missing]
     for name, system in results.systems.items():
         if where := system.degenerate_splits:
@@ -178,12 +181,20 @@ def _heading(column: Column) -> str:
     return f"{column.split}\n{NAMES.get(column.metric, column.metric)}"
 
 
-def _millions(count: int) -> str:
-    return f"{count / 1e6:.2f}"
+def _cell(results: DatasetResults, system: str, column: Column) -> str:
+    return percent(results.summary(system, column)) if results.has(system, column) else NO_NUMBER
+
+
+def _millions(count: int | None) -> str:
+    return NO_NUMBER if count is None else f"{count / 1e6:.2f}"
+
+
+def _megabytes(size: Mapping[str, int], digits: int) -> str:
+    return f"{size['weight_bytes'] / 1e6:.{digits}f}" if size else NO_NUMBER
 
 
 def _milliseconds(latency: Mapping[str, float] | None) -> str:
-    return f"{latency['p50_ms']:.1f} / {latency['p95_ms']:.1f}" if latency else NOT_MEASURED
+    return f"{latency['p50_ms']:.1f} / {latency['p95_ms']:.1f}" if latency else ""
 
 
 def _machine(measured: Mapping[str, Mapping[str, Any]]) -> str:

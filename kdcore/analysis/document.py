@@ -42,7 +42,7 @@ def panels(everything: Sequence[DatasetResults]) -> list[Panel]:
     found = []
     for results in everything:
         metrics = " and ".join(NAMES.get(name, name) for name in results.info.metrics)
-        curves = {name: [_curve(run["training"]) for run in system.runs.values()]
+        curves = {name: [_curve(training) for run in system.runs.values() for training in _trainings(run["training"])]
                   for name, system in results.systems.items()}
         found.append(Panel(results.info.name, f"{results.select} ({metrics})", curves))
     return found
@@ -97,7 +97,9 @@ def _setting(results: DatasetResults) -> str:
 
 
 def _training(record: dict[str, Any]) -> str:
-    """How a model was trained: its start, then the settings of its last phase."""
+    """How a model was trained: its start, then the settings of its last phase, if it was trained here."""
+    if not record["phases"]:
+        return str(record["init"])
     settings = record["phases"][-1] | {"precision": record["precision"]}
     shown = ("epochs", "batch_size", "learning_rate", "patience", "precision")
     return f"{record['init']}; " + ", ".join(f"{key.replace('_', ' ')} {settings[key]}" for key in shown
@@ -109,9 +111,10 @@ def _probability_sums(results: DatasetResults) -> str:
     said = []
     for split in results.out_of_domain:
         column = Column(split, PROBABILITY_SUM)
-        if any(PROBABILITY_SUM in splits[split] for system in results.systems.values()
-               for splits in system.metrics.values()):
-            values = ", ".join(f"{name} {100 * results.summary(name, column).mean:.1f}" for name in results.systems)
+        scored = [name for name in results.systems if results.has(name, column)]
+        if any(PROBABILITY_SUM in splits[split] for name in scored
+               for splits in results.systems[name].metrics.values()):
+            values = ", ".join(f"{name} {100 * results.summary(name, column).mean:.1f}" for name in scored)
             said.append(f"On `{split}` several classes count as one. The table takes the most probable class first and "
                         f"maps it then; comparing summed probabilities instead gives {values}.\n")
     return "\n".join(said)
@@ -127,7 +130,12 @@ def _numbers(results: DatasetResults) -> dict[str, Any]:
     systems = {}
     for name, system in results.systems.items():
         values = {column.name: vars(results.summary(name, column)) | {"values": results.values(name, column)}
-                  for column in results.columns}
+def _trainings(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The trainings behind a model: its own, those of the members of an average, or none."""
+    return [training for training in record.get("members", [record]) if training["history"]]
+
+
+                  for column in results.columns if results.has(name, column)}
         systems[name] = {"runs": list(system.metrics), "metrics": values, "size": system.size,
                          "degenerate_on": system.degenerate_splits}
     compared = [{"method": method, "baseline": baseline, "on": column.name}

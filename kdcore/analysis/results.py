@@ -74,7 +74,7 @@ class System:
 
     @property
     def size(self) -> dict[str, int]:
-        """Parameters and bytes; equal for all seeds."""
+        """Parameters and bytes; equal for all seeds. Empty for a teacher that is only files."""
         return next(iter(self.runs.values()))["size"]
 
     @property
@@ -157,6 +157,11 @@ class DatasetResults:
         if column != OOD_MEAN:
             return (column,)
         return tuple(part for part in self.columns if part.split in self.in_the_mean)
+
+    def has(self, system: str, column: Column) -> bool:
+        """Whether a system was evaluated and scored there: a teacher that is only files may not answer every split."""
+        return system in self.systems and all(part.split in splits for part in self.parts(column)
+                                              for splits in self.systems[system].metrics.values())
 
     def values(self, system: str, column: Column) -> list[float]:
         """One value per run."""

@@ -1,13 +1,14 @@
 """A dataset as a study declares it: all splits read and checked, cut to size, their roles decided."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from kdcore import config
-from kdcore.data import builtin, own
+from kdcore.data import builtin, own, teacher_files
+from kdcore.data.answers import Aligned
 from kdcore.data.checks import Columns
 from kdcore.data.parts import Part
 from kdcore.data.specs import built_in
@@ -19,7 +20,7 @@ HELD_OUT = "held_out"
 
 @dataclass(frozen=True)
 class Assembled:
-    """Everything of a prepared dataset but the token ids."""
+    """Everything of a prepared dataset but the token ids. `answers` are by split, of a teacher that is only files."""
 
     labels: tuple[str, ...] | None
     score_range: tuple[float, float] | None
@@ -27,6 +28,7 @@ class Assembled:
     is_pair: bool
     parts: tuple[Part, ...]
     warnings: tuple[str, ...]
+    answers: dict[str, Aligned] = field(default_factory=dict)
 
 
 def assemble(study: Path, name: str, data: config.Data, usable: int) -> Assembled:
@@ -46,11 +48,17 @@ def assemble(study: Path, name: str, data: config.Data, usable: int) -> Assemble
         like, metrics = own.columns(data), own.default_metrics(data)
     parts += own.read_ood(study, name, data.ood, like)
     _check_names(name, parts)
+    whole = parts = [teacher_files.with_row_numbers(part) if data.teacher_files else part for part in parts]
     parts = _select(name, _train_rows(name, parts, data), data)
     parts = [_eval_rows(part, data) if part.role != "train" else part for part in parts]
+    answers = {}
+    if data.teacher_files:
+        answers = teacher_files.read(study, name, data.teacher_files, like.labels, whole, parts)
+        parts = [teacher_files.without_row_numbers(part) for part in parts]
     warnings = [*warnings, *(text for part in parts for text in part.rows.warnings), *_check_train(name, parts, like),
                 *_overlaps(parts)]
-    return Assembled(like.labels, like.score_range, metrics, like.text_pair is not None, tuple(parts), tuple(warnings))
+    return Assembled(like.labels, like.score_range, metrics, like.text_pair is not None, tuple(parts), tuple(warnings),
+                     answers)
 
 
 def _check_names(name: str, parts: Sequence[Part]) -> None:

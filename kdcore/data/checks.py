@@ -75,7 +75,7 @@ def clean(raw: Raw, columns: Columns) -> Rows:
         hidden, labels = _classes(raw, columns, columns.labels)
     table["label"] = pa.array(labels, pa.float32() if columns.labels is None else pa.int64())
     if columns.row_id is not None and columns.row_id in known:
-        table["source_id"] = _ids(raw, columns.row_id)
+        table["source_id"] = ids(raw, columns.row_id)
     return Rows(pa.table(table), hidden, tuple(warnings))
 
 
@@ -184,8 +184,12 @@ def _all_hidden(raw: Raw, columns: Columns, hidden: np.ndarray) -> bool:
     return True
 
 
-def _ids(raw: Raw, column: str) -> pa.Array:
-    """Ids of the source as text. Empty or negative ones count as absent; any other may come once."""
+def ids(raw: Raw, column: str) -> pa.Array:
+    """Ids of the source as text. Empty or negative ones count as absent (null); any other may come once.
+
+    Raises:
+        UserError: an id comes twice, or the column holds something else.
+    """
     values = _one_array(raw, column)
     try:
         values = values.cast(pa.large_string())
@@ -202,6 +206,34 @@ def _ids(raw: Raw, column: str) -> pa.Array:
             raise UserError(f"{raw.row(int(places[1]))}: {column} {value!r} was already in "
                             f"{raw.row(int(places[0])).removeprefix(raw.where + ', ')}; ids must be unique")
     return values
+
+
+def numbers(raw: Raw, column: str) -> np.ndarray:
+    """A column of finite numbers, also written as text (as in CSV): float64 [n].
+
+    Raises:
+        UserError: a value is missing, no number or not finite.
+    """
+    values = _one_array(raw, column)
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        values = pa.array([None if text in ("", None) else _parsed(raw, column, place, text)
+                           for place, text in enumerate(values.to_pylist())], pa.float64())
+    if values.null_count:
+        raise UserError(f"{raw.row(_first(pc.is_null(values)))}: {column} is missing; give a number")
+    if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
+        raise UserError(f"{raw.row(0)}: {column} is {values[0].as_py()!r} ({values.type}), expected a number")
+    found = values.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    if not np.isfinite(found).all():
+        place = int(np.argmin(np.isfinite(found)))
+        raise UserError(f"{raw.row(place)}: {column} {found[place]:g} is not finite; give a number")
+    return found
+
+
+def _parsed(raw: Raw, column: str, place: int, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"{raw.row(place)}: {column} {text!r} is no number") from None
 
 
 def _one_array(raw: Raw, column: str) -> pa.Array:

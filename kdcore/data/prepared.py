@@ -6,7 +6,7 @@ Everything after preparation reads data through `Prepared` and never sees a raw 
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -52,7 +52,8 @@ class SplitInfo:
 class PreparedInfo:
     """What a prepared dataset is. Label ids everywhere are positions in `labels`; None means scores to regress.
 
-    `metrics`: their mean selects checkpoints. `tokenizers`: fingerprints under "teacher" and "student".
+    `metrics`: their mean selects checkpoints. `tokenizers`: fingerprints under "teacher" and "student", and of several
+    teachers under `teacher_key` for those whose tokenizer is not the first one's.
     """
 
     name: str
@@ -153,6 +154,11 @@ class Prepared:
         """Token ids of a split under the teacher's or the student's tokenizer, memory-mapped."""
         return TokenTable.open(token_file(self.folder, self.info.tokenizers[which], self.split(split).name))
 
+    def for_teacher(self, place: int) -> "Prepared":
+        """The dataset as the teacher in this place (from 0) of several reads it: its tokens are the teacher's."""
+        own = self.info.tokenizers.get(teacher_key(place), self.info.tokenizers["teacher"])
+        return Prepared(self.folder, replace(self.info, tokenizers=self.info.tokenizers | {"teacher": own}))
+
     @property
     def same_tokenizer(self) -> bool:
         """True when teacher and student read the same token ids."""
@@ -167,6 +173,11 @@ class Prepared:
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()[:16]
+
+
+def teacher_key(place: int) -> str:
+    """The name of a teacher's tokenizer by the teacher's place among several, counted from 0."""
+    return f"teacher-{place + 1}" if place else "teacher"
 
 
 def split_file(folder: Path, split: str) -> Path:

@@ -8,6 +8,7 @@ import platform
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,10 +38,11 @@ def size(model: PreTrainedModel, folder: Path) -> dict[str, int]:
             "weight_bytes": sum(path.stat().st_size for path in sorted(folder.glob("*.safetensors")))}
 
 
-def latency(model: PreTrainedModel, prepared: Prepared, split: str,
+def latency(models: Sequence[tuple[PreTrainedModel, Prepared]], split: str,
             which: Literal["teacher", "student"] = "student") -> dict[str, Any]:
     """Time single forwards at real lengths: batches of random rows of the split, padded to their longest.
 
+    Several models, as averaged teachers are, run one after another on the same rows, each with its own tokens of them.
     Runs in float32 under `inference_mode` on the model's device, after warm-up, waiting for the device before each
     reading of the clock. Tokenisation and the copy to the device do not count.
 
@@ -49,19 +51,25 @@ def latency(model: PreTrainedModel, prepared: Prepared, split: str,
         "peak_memory_bytes": .., "peak_memory_of": .., "device": .., "threads": ..}`. Memory is that of CUDA's
         allocator, or, on a CPU, the largest resident size that the whole process ever had.
     """
-    tokens, kept, device = prepared.tokens(split, which), accepts(model), model.device
+    tables = [prepared.tokens(split, which) for _, prepared in models]
+    device = models[0][0].device
     draw = torch.Generator().manual_seed(0)
     measured: dict[str, Any] = {}
-    model.eval()
+    for model, _ in models:
+        model.eval()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with torch.inference_mode():
         for rows, (warm_up, timed) in _RUNS.items():
             seconds = []
             for number in range(warm_up + timed):
-                chosen = torch.randint(len(tokens), (rows,), generator=draw)
-                inputs = {name: value.to(device) for name, value in tokens.pad(chosen).items() if name in kept}
-                spent = _time(model, inputs)
+                chosen = torch.randint(len(tables[0]), (rows,), generator=draw)
+                work = []
+                for (model, _), tokens in zip(models, tables, strict=True):
+                    kept = accepts(model)
+                    work.append((model, {name: value.to(device) for name, value in tokens.pad(chosen).items()
+                                         if name in kept}))
+                spent = _time(work, device)
                 if number >= warm_up:
                     seconds.append(spent)
             middle, late = np.quantile(seconds, [0.5, 0.95])
@@ -70,11 +78,12 @@ def latency(model: PreTrainedModel, prepared: Prepared, split: str,
     return measured | _peak_memory(device) | {"device": _name(device), "threads": torch.get_num_threads()}
 
 
-def _time(model: PreTrainedModel, inputs: dict[str, Tensor]) -> float:
-    _wait(model.device)
+def _time(work: Sequence[tuple[PreTrainedModel, dict[str, Tensor]]], device: torch.device) -> float:
+    _wait(device)
     start = time.perf_counter()
-    model(**inputs)
-    _wait(model.device)
+    for model, inputs in work:
+        model(**inputs)
+    _wait(device)
     return time.perf_counter() - start
 
 

@@ -13,19 +13,20 @@ from kdcore.models.transfer import transfer
 FROM_TEACHER = "teacher"
 
 
-def build_student(model: StudentModel, teacher_folder: Path, labels: tuple[str, ...] | None,
-                  seed: int) -> tuple[PreTrainedModel, str]:
+def build_student(model: StudentModel, teacher_folder: Path, labels: tuple[str, ...] | None, seed: int,
+                  teacher: str = "the fine-tuned teacher") -> tuple[PreTrainedModel, str]:
     """The student before training, in float32 and eval mode, and one line for the record that says what it is.
 
     Embeddings, the chosen layers and, where class names agree, the head are the source's (methods, section 16).
-    Whatever is new depends on `seed` alone. `labels` None is regression.
+    Whatever is new depends on `seed` alone. `labels` None is regression. `teacher` names the model in
+    `teacher_folder`.
 
     Raises:
         UserError: the source cannot be loaded, a layer is out of range, or families do not correspond.
     """
     from_teacher = model.source == FROM_TEACHER
     source = str(teacher_folder.absolute()) if from_teacher else model.source
-    origin = "the fine-tuned teacher" if from_teacher else model.source
+    origin = teacher if from_teacher else model.source
     start, head = load_described(source, model.revision, labels, seed)
     depth = start.config.num_hidden_layers
     layers = choose_layers(depth, model, origin)

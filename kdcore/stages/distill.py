@@ -8,6 +8,7 @@ seed and goes on in the middle of the next. Seconds and memory go to the study's
 import json
 import os
 import shutil
+import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,20 +18,24 @@ from typing import Any
 from kdcore import config, methods, scratch
 from kdcore.data.prepared import Prepared
 from kdcore.errors import UserError
-from kdcore.export import export
+from kdcore.export import RECORD, export
+from kdcore.features import LOGITS, FeatureKey
 from kdcore.layout import Layout
 from kdcore.models.initialise import FROM_TEACHER, build_student
-from kdcore.models.loading import dims, load_tokenizer, weights_fingerprint
+from kdcore.models.loading import dims, load_tokenizer
 from kdcore.objective import Dims, Phase, Setting
 from kdcore.teacher import Teacher, teacher_dims
+from kdcore.teacher_folder import fingerprint, gives_only_logits, models, needs_of, refuse_beyond_logits, stand_in
 from kdcore.tracking import Run
 from kdcore.training.journal import Journal
 from kdcore.training.precision import device, resolve
 from kdcore.training.run import train
 
-CODE = ("training", "models", "objective.py", "features.py", "losses.py", "mapping.py", "projection.py", "teacher.py",
-        "store.py", "export.py", "data/batching.py", "data/tokens.py", "evaluation/metrics.py", "evaluation/ood.py",
-        "evaluation/predict.py", "stages/distill.py")
+CODE = ("training", "models", "objective.py", "features.py", "losses.py", "token_losses.py", "mapping.py",
+        "selection.py", "knowledge.py", "composition.py", "projection.py", "negatives.py", "memory_bank.py",
+        "contrastive.py", "teacher.py", "teacher_folder.py", "store.py", "export.py", "data/answers.py",
+        "data/batching.py", "data/tokens.py", "evaluation/metrics.py", "evaluation/ood.py", "evaluation/predict.py",
+        "stages/distill.py")
 """What decides what a student becomes, beside the method's own file: a checkpoint of other code is not resumed."""
 
 
@@ -76,6 +81,21 @@ class Work:
         return folder
 
     @cached_property
+    def first_model(self) -> tuple[Path, str]:
+        """What a student with `source: teacher` starts from, and its name; the folder itself where it is only files."""
+        members = models(self.teacher_folder)
+        if len(members) > 1:
+            return members[0], f"the first of {len(members)} fine-tuned teachers"
+        return self.teacher_folder, "the fine-tuned teacher"
+
+    @cached_property
+    def described_teacher(self) -> dict[str, str]:
+        """For the student's record, who taught it, where that is not one model of the pair."""
+        if not gives_only_logits(self.teacher_folder):
+            return {}
+        return {"taught_by": json.loads((self.teacher_folder / RECORD).read_text(encoding="utf-8"))["init"]}
+
+    @cached_property
     def method_config(self) -> config.MethodConfig:
         """The method's hyper-parameters."""
         return methods.configure(self.method, self.study.method(self.method))
@@ -102,14 +122,15 @@ class Work:
             "precision": resolve(settings.precision, device()).name,
             "method": {"name": self.method} | self.method_config.model_dump(mode="json"),
             "student": self.study.pair.student.model_dump(mode="json"), "prepared": prepared.fingerprint,
-            "teacher": weights_fingerprint(self.teacher_folder),
+            "teacher": fingerprint(self.teacher_folder),
             "features": self.study.features.model_dump(mode="json"),
             "code": scratch.hash_code(*CODE, f"methods/{self.method}.py"), "libraries": scratch.library_versions()}
 
     def train(self, seed: int, place: Path, out: Path | None) -> None:
         """Train a seed with checkpoints in `place`, and export it to `out` if given."""
         info, settings, pair = self.prepared.info, self.settings, self.study.pair
-        student, init = build_student(pair.student, self.teacher_folder, info.labels, seed)
+        start, origin = self.first_model
+        student, init = build_student(pair.student, start, info.labels, seed, origin)
         phases = self.phases(dims(student), seed)
         identity = self.identity(seed)
         title = f"{self.dataset} {self.method} seed {seed}"
@@ -117,14 +138,14 @@ class Work:
         with Run.start("distill", self.layout, self.dataset, self.method, seed,
                        {name: identity[name] for name in ("training", "precision", "method", "student")}) as tracked:
             result = train(student, phases, self.prepared, settings, seed, place / "checkpoints",
-                           Journal(journal, tracked), title, self.teacher(phases))
+                           Journal(journal, tracked), title, self.teacher(phases, title))
             if out is None:
                 return
             record = result.record | {"init": init, "dataset": self.dataset, "teacher": identity["teacher"],
-                                      "method": identity["method"]}
+                                      "method": identity["method"]} | self.described_teacher
             own = pair.student.source != FROM_TEACHER
             tokenizer = (load_tokenizer(pair.student.source, pair.student.revision) if own
-                         else load_tokenizer(str(self.teacher_folder.absolute())))
+                         else load_tokenizer(str(start.absolute())))
             export(result.student, tokenizer, record, out)
             tracked.artifact(journal)
             measured = result.measured | ({"mlflow_run": tracked.id} if tracked.id else {})
@@ -132,17 +153,30 @@ class Work:
         shutil.rmtree(place / "checkpoints", ignore_errors=True)
 
     def phases(self, student: Dims, seed: int) -> tuple[Phase, ...]:
-        """The method's phases with new objectives."""
-        info = self.prepared.info
-        setting = Setting(teacher_dims(self.teacher_folder), student, info.classes, info.regression,
-                          self.prepared.labels(info.train), self.settings.batch_size, seed)
-        return methods.load(self.method).phases(self.method_config, setting)
+        """The method's phases with new objectives.
 
-    def teacher(self, phases: tuple[Phase, ...]) -> Teacher | None:
-        """The teacher that the phases read; None when they read none."""
-        needs = frozenset().union(*(phase.objective.needs.teacher for phase in phases))
+        Raises:
+            UserError: hyper-parameters do not fit the models, or the method reads more of the teacher than it has.
+        """
+        info, folder = self.prepared.info, self.teacher_folder
+        only_logits = gives_only_logits(folder)
+        setting = Setting(stand_in(student) if only_logits else teacher_dims(folder), student, info.classes,
+                          info.regression, self.prepared.labels(info.train), self.settings.batch_size, seed)
+        phases = methods.load(self.method).phases(self.method_config, setting)
+        if only_logits:
+            refuse_beyond_logits(self.method, needs_of(phases), self.dataset, len(models(folder)))
+        return phases
+
+    def teacher(self, phases: tuple[Phase, ...], title: str) -> Teacher | None:
+        """The teacher that the phases read; None when they read none. Says when the store makes it run in vain."""
+        needs = needs_of(phases)
         if not needs:
             return None
+        stored = self.study.features.kinds
+        missing = () if gives_only_logits(self.teacher_folder) else worth_storing(needs, stored)
+        if missing and os.environ.get("RANK", "0") == "0":
+            print(f"warning: {title}: the teacher runs for every batch of every epoch, as {', '.join(missing)} is not "
+                  f"stored; with `features.kinds: [{', '.join((*stored, *missing))}]` it runs once", file=sys.stderr)
         return Teacher.open(self.prepared, self.teacher_folder, self.layout.features(self.dataset),
                             self.study.features, needs, device())
 
@@ -151,10 +185,20 @@ class Work:
         content = {name: json.loads((place / "measured.json").read_text(encoding="utf-8"))
                    for name, place in places.items()}
         path = self.layout.measured / f"teacher@{self.dataset}.json"
-        teacher = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        if seconds := teacher.get("teacher", {}).get("train_seconds"):
+        teachers = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if seconds := sum(trained.get("train_seconds", 0.0) for trained in teachers.values()):
             for measured in content.values():
                 measured["train_seconds_by_teachers"] = measured["train_seconds"] / seconds
         self.layout.measured.mkdir(parents=True, exist_ok=True)
         (self.layout.measured / f"distill@{self.dataset}-{self.method}.json").write_text(
             json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def worth_storing(needs: frozenset[FeatureKey], stored: tuple[str, ...]) -> tuple[str, ...]:
+    """The kinds of teacher features that, stored as well, would leave nothing to compute live.
+
+    None where the teacher has to run anyway: for token-level features and for embeddings, which no store holds.
+    """
+    if not all(key == LOGITS or (key.is_sentence_level and key.layer) for key in needs):
+        return ()
+    return tuple(sorted({key.kind for key in needs} - set(stored)))

@@ -1,6 +1,7 @@
 """Stage `evaluate`: predict every split with the exported models of a method and score what has labels.
 
-Models are loaded as any user would, by transformers alone. The outs follow from models and data only:
+Models are loaded as any user would, by transformers alone; a teacher may also be an average of several, or files, which
+answer some splits and the training rows. The outs follow from models and data only:
 
     metrics.json                        run -> split -> metrics; a run is `seed-N`, or `teacher`
     context.json                        what a reader of the numbers must know: the splits and their notes, the
@@ -17,33 +18,29 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from safetensors import SafetensorError
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from kdcore import config
 from kdcore.data.prepared import Prepared
 from kdcore.errors import UserError
-from kdcore.evaluation import cost, submission
+from kdcore.evaluation import submission
 from kdcore.evaluation.evaluate_modules import measure
 from kdcore.evaluation.metrics import PROTOCOL, decide, score
 from kdcore.evaluation.ood import collapse
-from kdcore.evaluation.predict import predict
+from kdcore.evaluation.systems import System, Which, load
 from kdcore.export import RECORD
 from kdcore.layout import Layout
-from kdcore.models.loading import quiet
+from kdcore.teacher_folder import models
 from kdcore.tracking import Run
-from kdcore.training.precision import resolve
 
 logger = logging.getLogger(__name__)
 
 TEACHER = "teacher"
-Which = Literal["teacher", "student"]
 
 
 def run(study: config.Study, layout: Layout, dataset: str, method: str) -> None:
@@ -65,12 +62,12 @@ def run(study: config.Study, layout: Layout, dataset: str, method: str) -> None:
         training = _training(folder)
         with Run.start("evaluate", layout, dataset, method, training["seed"]) as tracked:
             start = time.perf_counter()
-            model = _load(folder)
-            metrics[name], files = _evaluate(model, prepared, which, study.evaluation, scratch, name)
-            runs[name] = {"size": cost.size(model, folder), "training": training, "submission": files}
+            system = load(folder, prepared, which, study.evaluation.batch_size)
+            metrics[name], files = _evaluate(system, prepared, study.evaluation.submission, scratch, name)
+            runs[name] = {"size": system.size, "training": training, "submission": files}
             measured[name] = {"evaluation_seconds": time.perf_counter() - start}
-            if study.evaluation.latency:
-                measured[name]["latency"] = cost.latency(model, prepared, prepared.info.select, which)
+            if study.evaluation.latency and (latency := system.latency()):
+                measured[name]["latency"] = latency
             tracked.log(0, {f"{split}/{metric}": value for split, values in metrics[name].items()
                             for metric, value in values.items() if metric not in ("n", "degenerate")})
             if tracked.id:
@@ -86,20 +83,20 @@ def run(study: config.Study, layout: Layout, dataset: str, method: str) -> None:
     _write(layout.measured / f"evaluate@{dataset}-{method}.json", measured)
 
 
-def _evaluate(model: PreTrainedModel, prepared: Prepared, which: Which, settings: config.Evaluation, folder: Path,
+def _evaluate(system: System, prepared: Prepared, submits: bool, folder: Path,
               name: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Predict all splits but the training one; returns the metrics by split and what became of submission files."""
+    """Predict all splits that the system can; returns the metrics by split and what became of submission files."""
     info, metrics, files = prepared.info, {}, {}
-    precision = resolve("auto", model.device)
     (folder / "predictions" / name).mkdir(parents=True)
     for split, about in info.splits.items():
-        if about.role == "train":
+        if split not in system.splits:
+            if about.role != "train":
+                print(f"{info.name} {name} {split}: the teacher's files do not answer it, so it is not scored")
             continue
-        with precision.autocast():
-            logits = predict(model, prepared, split, settings.batch_size, which)
+        logits = system.logits(split)
         pq.write_table(_predictions(prepared, split, logits), folder / "predictions" / name / f"{split}.parquet")
         if about.hidden:
-            if settings.submission and (task := submission.TASKS.get((info.name, split))):
+            if submits and (task := submission.TASKS.get((info.name, split))):
                 files[split] = _submit(prepared, split, task, logits, folder / "submission" / name)
             print(f"{info.name} {name} {split}: {len(logits)} predictions written; labels are hidden, so not scored")
         else:
@@ -135,23 +132,11 @@ def _models(layout: Layout, dataset: str, method: str) -> dict[str, Path]:
         found = layout.student(dataset, method).glob("seed-*")
         folders = {path.name: path for path in sorted(found, key=lambda path: int(path.name.removeprefix("seed-")))}
         command = f"kdflow distill {dataset} {method}"
-    missing = [path for path in folders.values() if not (path / "config.json").is_file()]
+    missing = [path for folder in folders.values() for path in models(folder) if not (path / "config.json").is_file()]
     if missing or not folders:
         place = missing[0] if missing else layout.student(dataset, method)
         raise UserError(f"no exported model in {place}; run `{command}` first")
     return folders
-
-
-def _load(folder: Path) -> PreTrainedModel:
-    """The model by transformers alone, on CUDA where there is one."""
-    try:
-        with quiet():
-            model = AutoModelForSequenceClassification.from_pretrained(folder, use_safetensors=True,
-                                                                       local_files_only=True)
-    except (OSError, ValueError, SafetensorError, RuntimeError) as error:
-        raise UserError(f"the model in {folder} cannot be read ({str(error).splitlines()[0]}); delete the folder and "
-                        "run the stage that made it again") from None
-    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 
 def _training(folder: Path) -> dict[str, Any]:

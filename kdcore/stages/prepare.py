@@ -6,7 +6,7 @@ once, by renaming a finished folder. The bytes depend on the data, the settings 
 
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,9 +15,10 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from kdcore import config
+from kdcore.data import answers
 from kdcore.data.assemble import Assembled, assemble
 from kdcore.data.parts import Part
-from kdcore.data.prepared import INFO_FILE, PreparedInfo, split_file, token_file
+from kdcore.data.prepared import INFO_FILE, PreparedInfo, split_file, teacher_key, token_file
 from kdcore.data.tokenise import tokenise
 from kdcore.layout import Layout
 from kdcore.models.loading import check_length, load_config, load_tokenizer, tokenizer_fingerprint, usable_length
@@ -30,7 +31,7 @@ def run(study: config.Study, layout: Layout, dataset: str) -> None:
         UserError: what is wrong with the declaration, the models' sources, the data's sources or the data.
     """
     data = study.dataset(dataset).data
-    tokenizers, usable = _tokenizers(study.pair)
+    tokenizers, usable = _tokenizers(study.pair, data.teacher_files is not None)
     assembled = assemble(layout.study, dataset, data, usable)
     info = _info(dataset, assembled, study.pair.max_length, tokenizers)
     folder = layout.scratch / f"prepare-{dataset}"
@@ -38,6 +39,8 @@ def run(study: config.Study, layout: Layout, dataset: str) -> None:
     folder.mkdir(parents=True)
     try:
         _write(folder, assembled.parts, info, tokenizers)
+        if assembled.answers:
+            answers.write(folder / answers.FOLDER, assembled.answers, info.labels)
         target = layout.prepared(dataset)
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists():
@@ -45,22 +48,31 @@ def run(study: config.Study, layout: Layout, dataset: str) -> None:
         folder.rename(target)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    _report(info)
+    _report(info, {split: aligned.source for split, aligned in assembled.answers.items()})
 
 
-def _tokenizers(pair: config.Pair) -> tuple[dict[str, PreTrainedTokenizerBase], int]:
-    """The tokenizers of teacher and student, and the most tokens that both models take."""
-    sources = {"teacher": pair.teacher}
+def _tokenizers(pair: config.Pair, from_files: bool) -> tuple[dict[str, PreTrainedTokenizerBase], int]:
+    """The tokenizers of teacher and student, and the most tokens that all models take.
+
+    Of several teachers the first is `teacher`, and those with another tokenizer are `teacher-2` and so on. A teacher
+    that is only files reads nothing; the student's tokenizer stands in.
+    """
+    models = {teacher_key(place): (model.source, model.revision)
+              for place, model in enumerate(() if from_files else pair.teacher.models)}
     if pair.student.source != "teacher":
-        sources["student"] = config.TeacherModel(source=pair.student.source, revision=pair.student.revision)
+        models["student"] = (pair.student.source, pair.student.revision)
     tokenizers, lengths = {}, []
-    for who, model in sources.items():
-        settings = load_config(model.source, model.revision)
-        check_length(settings, pair.max_length, f"the {who} {model.source}")
+    for who, (source, revision) in models.items():
+        settings = load_config(source, revision)
+        check_length(settings, pair.max_length, f"the {who} {source}")
         lengths.append(usable_length(settings))
-        tokenizers[who] = load_tokenizer(model.source, model.revision)
+        tokenizers[who] = load_tokenizer(source, revision)
+    if from_files:
+        tokenizers["teacher"] = tokenizers["student"]
     tokenizers.setdefault("student", tokenizers["teacher"])
-    return tokenizers, min(lengths)
+    own = tokenizer_fingerprint(tokenizers["teacher"])
+    return {who: tokenizer for who, tokenizer in tokenizers.items()
+            if who in ("teacher", "student") or tokenizer_fingerprint(tokenizer) != own}, min(lengths)
 
 
 def _info(name: str, assembled: Assembled, max_length: int,
@@ -89,9 +101,11 @@ def _write(folder: Path, parts: Iterable[Part], info: PreparedInfo,
     (folder / INFO_FILE).write_text(info.to_json(), encoding="utf-8")
 
 
-def _report(info: PreparedInfo) -> None:
+def _report(info: PreparedInfo, sources: Mapping[str, answers.Source]) -> None:
     for split in info.splits.values():
         note = f" ({split.note})" if split.note else ""
         print(f"{info.name}/{split.name}: {split.rows:,} rows, {split.role}, from {split.source}{note}")
+    for name, source in sources.items():
+        print(f"{info.name}/{name}: the teacher's answers are the {source.holds} in {source.file}")
     for warning in info.warnings:
         print(f"warning: {info.name}: {warning}", file=sys.stderr)

@@ -126,8 +126,9 @@ def _submissions(everything: Sequence[DatasetResults], folder: Path) -> list[str
             if name not in results.systems:
                 continue
             system = results.systems[name]
-            best = max(system.metrics, key=lambda run: selection_score(system.metrics[run][results.select],
-                                                                       results.info))
+            selected = {run: selection_score(splits[results.select], results.info)
+                        for run, splits in system.metrics.items() if results.select in splits}
+            best = max(selected or system.metrics, key=lambda run: selected.get(run, 0.0))
             for split, file in system.runs[best]["submission"].items():
                 if file.endswith(".tsv"):
                     files[file] = (system.folder / "submission" / best / file).read_text(encoding="utf-8")

@@ -50,7 +50,7 @@ def test_latency(tmp_path, device):
     model, shapes = tiny_model("bert").to(device), []
     model.register_forward_pre_hook(lambda module, args, kwargs: shapes.append(kwargs["input_ids"].shape),
                                     with_kwargs=True)
-    found = latency(model, prepared, "validation")
+    found = latency([(model, prepared)], "validation")
     for rows in (1, 32):
         part = found[f"batch_{rows}"]
         assert 0 < part["p50_ms"] <= part["p95_ms"]

@@ -79,12 +79,12 @@ def test_other_settings_train_again(tmp_path: Path) -> None:
 def test_a_regression_must_correlate_and_beat_the_mean(check: dict[str, float], words: str, scores: Prepared) -> None:
     check |= {"split": "validation", "answer": "0.45"}
     with pytest.raises(UserError, match=words):
-        teacher._refuse_weak(check, scores.info, allowed=False)
+        teacher._refuse_weak(check, scores.info, allowed=False, remedy="")
 
 
 def test_a_useful_regression_passes(scores: Prepared) -> None:
     teacher._refuse_weak({"teacher": 0.2, "constant": 0.0, "teacher_squared_error": 1.0, "constant_squared_error": 1.1,
-                          "split": "validation", "answer": "0.45"}, scores.info, allowed=False)
+                          "split": "validation", "answer": "0.45"}, scores.info, allowed=False, remedy="")
 
 
 def test_regression_end_to_end(tmp_path: Path) -> None:
