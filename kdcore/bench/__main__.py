@@ -1,9 +1,11 @@
-"""`make bench`: measure every size in a process of its own, print a table, write one JSON file.
+"""`make bench`: measure what methods cost and what rows cost, print tables, write JSON and Markdown.
 
-    python -m kdcore.bench [--quick] [--device cpu|cuda] [--size small|base|tiny] [--output results/bench.json]
+    python -m kdcore.bench [--quick] [--device cpu|cuda] [--size small|base|tiny] [--sections methods live depth rows]
+                           [--methods NAME ...] [--output results/bench.json]
 
 On a CPU the pair is as large as all-MiniLM-L6-v2 and half of it, on CUDA as BERT-base and half of it; weights and
-tokens are random, so nothing is fetched. `--quick` takes fewer rows and rounds: it shows that all works, not how fast.
+tokens are random, so nothing is fetched. All of it takes about ten minutes on two quiet cores. `--quick` takes fewer
+rows and rounds: it shows that all works, not how fast.
 """
 
 import argparse
@@ -14,13 +16,22 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from kdcore.environment import prepare_environment
+from kdcore.errors import UserError
 
-COMPARED_AT_ALL_SIZES = ("rail_kd_l",)
+SECTIONS = {
+    "methods": "cost of each method with stored teacher features",
+    "live": "the same with a live teacher",
+    "depth": "how the cost grows with the depth of the teacher",
+    "rows": "memory and disk by number of rows",
+}
+COMPARED_BY_DEPTH = ("vanilla_kd", "pkd", "alp_kd", "codir", "rail_kd_l", "rail_kd_c")
+"""RAIL-KD's comparison set: its claim is that its own cost does not grow where ALP-KD's and CoDIR's does."""
 
 
 def main() -> int:
@@ -36,12 +47,23 @@ def main() -> int:
     from kdcore.bench import report
 
     started = time.monotonic()
-    sizes = [_measure(work) for work in _plan(options.quick, options.size, torch.cuda.is_available())]
-    content = report.merge(_machine(torch), options.quick, sizes) | {"bench_seconds": time.monotonic() - started}
+    cuda = torch.cuda.is_available()
+    size = options.size or ("base" if cuda else "tiny" if options.quick else "small")
+    machine = _machine(torch)
+    try:
+        timing = _timing(options, size, cuda)
+        rows = _rows(options.quick, cuda) if "rows" in options.sections else []
+    except UserError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return error.exit_code
+    content = report.merge(machine, options.quick, size, timing, rows) | {
+        "bench_seconds": time.monotonic() - started}
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    text = options.output.with_suffix(".md")
+    text.write_text(report.markdown(content), encoding="utf-8")
     report.show(content)
-    print(f"\nwritten to {options.output} after {content['bench_seconds']:.0f} s")
+    print(f"\nwritten to {options.output} and {text} after {content['bench_seconds']:.0f} s")
     return 0
 
 
@@ -50,35 +72,54 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer rows and rounds")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: CUDA if there is any")
     parser.add_argument("--size", choices=("tiny", "small", "base"), help="of the models; default by device")
-    parser.add_argument("--output", type=Path, default=Path("results/bench.json"))
+    parser.add_argument("--sections", nargs="+", choices=tuple(SECTIONS), default=tuple(SECTIONS),
+                        help="default: all. " + "; ".join(f"{name}: {what}" for name, what in SECTIONS.items()))
+    parser.add_argument("--methods", nargs="+", metavar="NAME", help="default: all")
+    parser.add_argument("--output", type=Path, default=Path("results/bench.json"),
+                        help="the tables go beside it, as Markdown")
     return parser.parse_args()
 
 
-def _plan(quick: bool, size: str | None, cuda: bool) -> "list[Any]":
-    """What to measure: all methods at the smallest size, RAIL at all, to see what grows with the rows."""
+def _timing(options: argparse.Namespace, size: str, cuda: bool) -> dict[str, Any] | None:
+    """Times the methods asked for; None when no section wants it."""
     from kdcore import methods
-    from kdcore.bench.size import BASELINE, Work
+    from kdcore.bench.models import SIZES
+    from kdcore.bench.pair import BASELINE
+    from kdcore.bench.timing import Work
 
-    others = tuple(name for name in methods.names() if name != BASELINE)
-    if quick:
-        rows = [1_000, 10_000] if cuda else [128, 512]
-        steps, rounds = (20, 3) if cuda else (3, 2)
-        size = size or ("base" if cuda else "tiny")
+    sections = set(options.sections) - {"rows"}
+    if not sections:
+        return None
+    chosen = tuple(name for name in options.methods or methods.names() if name != BASELINE)
+    for name in chosen:
+        methods.load(name)
+    deep = tuple(name for name in COMPARED_BY_DEPTH if name in chosen) if "depth" in sections else ()
+    if options.quick:
+        rows, steps, rounds, builds = (1_000, 20, 3, 1) if cuda else (128, 3, 2, 1)
     else:
-        rows = [1_000, 10_000, 50_000]
-        steps, rounds = (31, 7) if cuda else (15, 6)
-        size = size or ("base" if cuda else "small")
-    return [Work(n, size, steps, rounds if n == rows[0] else 2, 3 if n == rows[0] else 1,
-                 others if n == rows[0] else COMPARED_AT_ALL_SIZES, live=n == rows[0]) for n in rows]
+        rows, steps, rounds, builds = (1_000, 31, 8, 3) if cuda else (1_000, 11, 6, 3)
+    work = Work(size, rows, steps, rounds, builds, methods=chosen if sections & {"methods", "live"} else deep,
+                live=chosen if "live" in sections else (), deep=deep, depths=SIZES[size].depths)
+    return _measure("timing", work, f"{len(work.methods)} methods, {size} models", {})
 
 
-def _measure(work: Any) -> dict[str, Any]:
-    print(f"bench: {work.rows:,} rows, {work.size} models ...", file=sys.stderr, flush=True)
+def _rows(quick: bool, cuda: bool) -> list[dict[str, Any]]:
+    from kdcore.bench.rows import FEW_KERNELS, Work
+
+    numbers = (1_000, 10_000, 100_000) if not quick else (1_000, 10_000) if cuda else (128, 512)
+    return [_measure("rows", Work(number, "slim", steps=5 if quick else 30), f"{number:,} rows", FEW_KERNELS)
+            for number in numbers]
+
+
+def _measure(module: str, work: Any, what: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Run one measurement in a process of its own."""
+    print(f"bench: {what} ...", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="kdflow-bench-") as folder:
         output = Path(folder) / "result.json"
-        subprocess.run([sys.executable, "-m", "kdcore.bench.size", json.dumps(asdict(work)), folder, str(output)],
-                       check=True, stdin=subprocess.DEVNULL)
-        return json.loads(output.read_text(encoding="utf-8")) | {"models": work.size}
+        subprocess.run([sys.executable, "-m", f"kdcore.bench.{module}", json.dumps(asdict(work)), folder, str(output)],
+                       check=True, stdin=subprocess.DEVNULL, env=os.environ | environment)
+        result: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+        return result
 
 
 def _machine(torch: Any) -> dict[str, Any]:

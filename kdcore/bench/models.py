@@ -13,19 +13,21 @@ from kdcore.models.loading import load_config
 
 @dataclass(frozen=True)
 class Size:
-    """A pair: layers of teacher and student; width and heads of both."""
+    """A pair: layers of teacher and student; width and heads of both; depths of other teachers to compare with."""
 
     name: str
     teacher_layers: int
     student_layers: int
     width: int
     heads: int
+    depths: tuple[int, ...] = ()
 
 
 SIZES = {
-    "tiny": Size("4 to 3 layers, width 32", 4, 3, 32, 2),
-    "small": Size("6 to 3 layers, width 384 (all-MiniLM-L6-v2 to half of it)", 6, 3, 384, 12),
-    "base": Size("12 to 6 layers, width 768 (BERT-base to DistilBERT's depth)", 12, 6, 768, 12),
+    "tiny": Size("4 to 3 layers, width 32", 4, 3, 32, 2, (4, 8)),
+    "slim": Size("3 to 2 layers, width 128", 3, 2, 128, 4),
+    "small": Size("6 to 3 layers, width 384 (all-MiniLM-L6-v2 to half of it)", 6, 3, 384, 12, (6, 12, 24)),
+    "base": Size("12 to 6 layers, width 768 (BERT-base to DistilBERT's depth)", 12, 6, 768, 12, (6, 12, 24)),
 }
 
 

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from kdcore.bench import corpus, models, report
+from kdcore import methods
+from kdcore.bench import corpus, models, report, rows
 from kdcore.bench.memory import PeakMemory, own_bytes
-from kdcore.bench.size import Bench, Work
+from kdcore.bench.pair import Pair
+from kdcore.bench.timing import Timing, Work
 
 MEGABYTE = 2**20
 
@@ -59,52 +61,79 @@ def test_peak_memory_sees_what_is_held_and_not_what_is_mapped(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory) -> dict:
-    work = Work(rows=64, size="tiny", steps=2, rounds=2, build_rounds=1, methods=("vanilla_kd", "rail_kd_l"), live=True)
-    return Bench(work, tmp_path_factory.mktemp("bench")).measure() | {"models": "tiny"}
+def timing(tmp_path_factory) -> dict:
+    work = Work(size="tiny", rows=96, steps=3, rounds=2, build_rounds=1, methods=("pkd", "rail_kd_l", "rail_minilm"),
+                live=("pkd", "rail_minilm"), deep=("pkd",), depths=models.SIZES["tiny"].depths)
+    return Timing(work, tmp_path_factory.mktemp("timing")).measure()
 
 
-def test_one_size_gives_all_figures(measured):
-    assert set(measured["methods"]) == {"finetune", "vanilla_kd", "rail_kd_l"}
-    assert measured["methods"]["finetune"]["teacher"] == "none"
-    for name in ("vanilla_kd", "rail_kd_l"):
-        figures = measured["methods"][name]
-        assert figures["teacher"] == "stored"
-        assert len(figures["epoch_ratios"]) == 2
-        assert 0 < figures["epoch_ratio"] < 20
-        assert figures["live"]["epoch_ratio"] > 0
+def test_the_cost_of_methods_stored_live_and_by_depth(timing):
+    assert set(timing["methods"]) == {"finetune", "pkd", "rail_kd_l", "rail_minilm"}
+    sources = {name: figures["teacher"] for name, figures in timing["methods"].items()}
+    assert sources == {"finetune": "none", "pkd": "stored", "rail_kd_l": "stored", "rail_minilm": "mixed"}
+    for figures in timing["methods"].values():
+        assert 0 < figures["low"] <= figures["epoch_ratio"] <= figures["high"] < 20
+        assert figures["rows_per_second"] > 0
+    live = timing["methods"]["pkd"]["live"]
+    assert live["less_forward"]["epoch_ratio"] == pytest.approx(
+        live["epoch_ratio"] - timing["teacher_forward"]["epoch_ratio"])
+    assert "live" not in timing["methods"]["rail_kd_l"]
+    assert set(timing["by_depth"]) == {"pkd"}
+    assert set(timing["by_depth"]["pkd"]) == {"4", "8"}
+    assert timing["by_depth"]["pkd"]["4"]["epoch_ratio"] == timing["methods"]["pkd"]["epoch_ratio"]
     layers, width = models.SIZES["tiny"].teacher_layers, models.SIZES["tiny"].width
-    assert measured["store"]["bytes"] >= 64 * (layers * width + 2) * 2  # float16
-    assert measured["store"]["rows_per_second"] > 0
-    assert measured["memory"]["training_peak_bytes"] > 100 * MEGABYTE
+    assert timing["store"]["bytes"] >= 96 * (2 * layers * width + 2) * 2  # float16
+    assert timing["store"]["rows_per_second"] > 0
 
 
-def test_the_report_has_the_keys_that_others_read_and_tells_a_missed_target(measured, capsys):
-    grown = json.loads(json.dumps(measured)) | {"rows": 128}
-    grown["memory"]["training_peak_bytes"] = 2 * measured["memory"]["training_peak_bytes"]
-    machine = {"device": "cpu", "threads": 1, "torch": torch.__version__}
-    content = report.merge(machine, True, [measured, grown])
-    assert content["methods"]["rail_kd_l"]["epoch_ratio"] == measured["methods"]["rail_kd_l"]["epoch_ratio"]
-    assert content["methods"]["rail_kd_l"]["teacher"] == "stored"
+def test_every_variant_takes_the_same_steps(tmp_path):
+    pair = Pair(tmp_path, models.SIZES["tiny"], rows=160)
+    pair.build(4)
+    seconds = {method: pair.step_seconds(method, 4, "stored", steps=5) for method in ("finetune", "pkd")}
+    assert {len(values) for values in seconds.values()} == {4} == {len(pair.forward_seconds(4, steps=5))}
+    assert min(min(values) for values in seconds.values()) > 0
+
+
+@pytest.fixture(scope="module")
+def sizes(tmp_path_factory) -> list[dict]:
+    return [rows.measure(rows.Work(number, "tiny", 2), tmp_path_factory.mktemp("rows")) for number in (64, 128)]
+
+
+def test_the_cost_of_rows(sizes):
+    small, large = sizes
+    assert large["store"]["bytes"] > 1.5 * small["store"]["bytes"]
+    assert small["memory"]["training_peak_bytes"] > 100 * MEGABYTE
+    assert 0 < small["padding_share"] < 0.5
+
+
+def test_the_report_has_the_keys_that_others_read_and_tells_a_missed_target(timing, sizes, capsys):
+    timing, sizes = json.loads(json.dumps([timing, sizes]))
+    sizes[1]["memory"]["training_peak_bytes"] = 2 * sizes[0]["memory"]["training_peak_bytes"]
+    timing["methods"]["pkd"] |= {"epoch_ratio": 1.03, "low": 1.01, "high": 1.06}
+    timing["methods"]["codir"] = timing["methods"]["pkd"] | {"epoch_ratio": 1.1, "low": 1.08, "high": 1.12}
+    timing["methods"]["rail_minilm"]["live"]["less_forward"] = {"epoch_ratio": 1.3, "low": 1.2, "high": 1.4}
+    machine = {"device": "cpu", "processor": "x", "threads": 1, "torch": torch.__version__, "load_average": 0.5}
+    content = report.merge(machine, True, "tiny", timing, sizes)
+    assert content["methods"]["pkd"]["teacher"] == "stored"
     assert 0 < content["padding_share"] < 0.10
-    growth = next(t for t in content["targets"] if t["what"].startswith("memory of training"))
-    assert growth["measured"] == pytest.approx(2)
-    assert not growth["met"]
+    verdicts = {target["what"]: (target["target"], target["verdict"]) for target in content["targets"]}
+    assert verdicts["epoch of pkd / fine-tuning"] == (1.05, "within noise")
+    assert verdicts["epoch of codir / fine-tuning"] == (1.15, "met")
+    assert verdicts["epoch of rail_minilm less the teacher's forward / fine-tuning"] == (1.05, "missed")
+    assert verdicts["memory of training, 128 / 64 rows"] == (1.05, "missed")
     report.show(content)
-    shown = capsys.readouterr().out
-    assert "rail_kd_l" in shown
-    assert "MISSED" in shown
+    assert "rail_kd_l" in capsys.readouterr().out
+    text = report.markdown(content)
+    assert "| epoch of codir / fine-tuning | at most | 1.15 | 1.100 | met |" in text
+    for line in text.splitlines():
+        assert not line.startswith("|") or line.endswith("|")
 
 
-def test_the_median_of_paired_ratios_is_what_counts():
-    """A method that takes twice as long has ratio 2, also when the machine slows down between rounds."""
-    bench = object.__new__(Bench)
-    bench._source = lambda method: "stored"  # type: ignore[method-assign]
-    rates = {("finetune", "none"): [100.0, 50.0, 100.0], ("finetune again", "none"): [100.0, 50.0, 100.0],
-             ("x", "stored"): [50.0, 25.0, 90.0]}
-    compared = bench._compare(rates)
-    assert compared["x"]["epoch_ratio"] == 2
-    assert compared["finetune"]["epoch_ratio"] == 1
+def test_sections_can_be_left_out(sizes):
+    machine = {"device": "cpu", "processor": "x", "threads": 1, "torch": torch.__version__, "load_average": 0.5}
+    only_rows = report.merge(machine, True, "tiny", None, sizes)
+    assert [table.title for table in report.tables(only_rows)] == ["Rows (a slim pair)", "Targets"]
+    assert "memory_growth" not in report.merge(machine, True, "tiny", None, [])
 
 
 def test_cuda_is_refused_in_one_line_where_there_is_none(repository, tmp_path):
@@ -117,6 +146,14 @@ def test_cuda_is_refused_in_one_line_where_there_is_none(repository, tmp_path):
     assert not (tmp_path / "b").exists()
 
 
+def test_an_unknown_method_is_refused_in_one_line(repository, tmp_path):
+    done = subprocess.run([sys.executable, "-m", "kdcore.bench", "--device", "cpu", "--methods", "pdk", "--output",
+                           str(tmp_path / "b")], cwd=repository, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("bench: method 'pdk' does not exist; did you mean 'pkd'")
+    assert done.stderr.count("\n") == 1
+
+
 @pytest.mark.slow
 def test_the_whole_bench_in_its_quick_size(repository, tmp_path):
     output = tmp_path / "bench.json"
@@ -126,4 +163,7 @@ def test_the_whole_bench_in_its_quick_size(repository, tmp_path):
     assert done.returncode == 0, done.stderr
     content = json.loads(output.read_text(encoding="utf-8"))
     assert set(content["by_rows"]) == {"128", "512"}
-    assert {"finetune", "vanilla_kd", "rail_kd_l", "rail_kd_c"} <= set(content["methods"])
+    assert set(content["methods"]) == set(methods.names())
+    assert all("live" in figures for name, figures in content["methods"].items() if name != "finetune")
+    assert set(content["by_depth"]["codir"]) == {"4", "8"}
+    assert (tmp_path / "bench.md").read_text(encoding="utf-8").count("**") == 8
