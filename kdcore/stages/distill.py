@@ -168,15 +168,16 @@ class Work:
         return phases
 
     def teacher(self, phases: tuple[Phase, ...], title: str) -> Teacher | None:
-        """The teacher that the phases read; None when they read none. Says when the store makes it run in vain."""
+        """The teacher that the phases read; None when they read none. Warns when it runs for what could be stored."""
         needs = needs_of(phases)
         if not needs:
             return None
         stored = self.study.features.kinds
         missing = () if gives_only_logits(self.teacher_folder) else worth_storing(needs, stored)
         if missing and os.environ.get("RANK", "0") == "0":
-            print(f"warning: {title}: the teacher runs for every batch of every epoch, as {', '.join(missing)} is not "
-                  f"stored; with `features.kinds: [{', '.join((*stored, *missing))}]` it runs once", file=sys.stderr)
+            print(f"warning: {title}: the teacher runs for every batch of every epoch, as the features store lacks "
+                  f"{', '.join(missing)}; with `features.kinds: [{', '.join((*stored, *missing))}]` it runs once",
+                  file=sys.stderr)
         return Teacher.open(self.prepared, self.teacher_folder, self.layout.features(self.dataset),
                             self.study.features, needs, device())
 

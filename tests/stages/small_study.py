@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from kdcore import config
+from kdcore import config, methods
 from kdcore.layout import Layout
 from kdcore.stages import features, teacher
 from tests.tiny import save_tiny
@@ -11,19 +11,20 @@ from tests.training.problem import write_prepared
 
 
 def small_study(folder: Path, regression: bool = False, seeds: tuple[int, ...] = (1, 2), rows: int = 90,
-                **sections: Any) -> tuple[config.Study, Layout]:
-    """Teacher of 4 layers and width 32, students from its layers 2 and 4; `sections` replace those of params.yaml."""
+                layers: int = 4, **sections: Any) -> tuple[config.Study, Layout]:
+    """Teacher of 4 layers and width 32, students from every second one; `sections` replace those of params.yaml."""
     layout = Layout(folder)
     write_prepared(layout.prepared("toy"), rows, regression)
-    save_tiny(folder / "pretrained", layers=4, labels=None if regression else ("no", "yes"))
+    save_tiny(folder / "pretrained", layers=layers, labels=None if regression else ("no", "yes"))
     training = {"epochs": 2, "batch_size": 16, "learning_rate": 1e-3, "precision": "fp32"}
     content = {
         "code": ".", "study": {"datasets": ["toy"], "methods": ["rail_kd_l"], "seeds": list(seeds)},
-        "pair": {"teacher": {"source": str(folder / "pretrained")}, "student": {"layers": "even", "depth": 2},
+        "pair": {"teacher": {"source": str(folder / "pretrained")},
+                 "student": {"layers": "even", "depth": layers // 2},
                  "max_length": 32},
         "training": {"teacher": training, "student": training},
         "datasets": {"toy": {"data": {}, "teacher": {}, "student": {}}},
-        "methods": {name: {} for name in ("finetune", "vanilla_kd", "rail_kd_l", "rail_kd_c")}, "features": {},
+        "methods": {name: {} for name in methods.names()}, "features": {},
         "gate": {"allow_weak": True}, "evaluation": {}}
     return config.parse(config.Study, content | sections, "params.yaml"), layout
 

@@ -17,8 +17,10 @@ from kdcore import config, methods
 from kdcore.data.prepared import Prepared
 from kdcore.errors import BusyError, UserError
 from kdcore.evaluation.predict import predict
+from kdcore.features import FeatureKey
 from kdcore.layout import Layout
 from kdcore.lineage import hash_folder
+from kdcore.objective import Dims
 from kdcore.stages import distill, teacher
 from tests.import_graph import ROOT, closure, has_code
 from tests.stages.small_study import small_study, with_teacher
@@ -29,8 +31,8 @@ Ready = tuple[config.Study, Layout]
 
 @pytest.fixture(scope="module")
 def ready(tmp_path_factory: pytest.TempPathFactory) -> Ready:
-    """A study with teacher and features."""
-    study, layout = small_study(tmp_path_factory.mktemp("study"))
+    """A study with teacher and features; students of three layers, since some methods relate intermediate ones."""
+    study, layout = small_study(tmp_path_factory.mktemp("study"), layers=6)
     with_teacher(study, layout)
     return study, layout
 
@@ -55,7 +57,7 @@ def test_every_method(method: str, fresh: Ready) -> None:
         record = json.loads((folder / "training.json").read_text())
         assert record["seed"] == seed
         assert record["method"]["name"] == method
-        assert record["init"] == "layers 2, 4 of the fine-tuned teacher (4 layers), its head"
+        assert record["init"] == "layers 2, 4, 6 of the fine-tuned teacher (6 layers), its head"
         assert len(record["history"]) == 2
         assert record["teacher"]
     assert not (layout.scratch / f"distill-toy-{method}").exists()
@@ -217,6 +219,29 @@ def test_a_method_without_teacher_needs_no_features(ready: Ready, tmp_path: Path
     shutil.copytree(layout.study / "artifacts", tmp_path / "artifacts")
     shutil.rmtree(tmp_path / "artifacts" / "features")
     distill.run(study, Layout(tmp_path), "toy", "finetune")
+
+
+@pytest.mark.parametrize(("method", "warnings"), [("pkd", 1), ("vanilla_kd", 0), ("rail_kd_l", 0), ("finetune", 0)])
+def test_a_kind_that_is_not_stored_is_said_with_its_price(method: str, warnings: int, ready: Ready,
+                                                          capsys: pytest.CaptureFixture[str]) -> None:
+    """PKD reads `cls`; the store holds `logits` and `mean`."""
+    work = distill.Work(*ready, "toy", method)
+    work.teacher(work.phases(Dims(3, 32, 4, 100), seed=1), f"toy {method} seed 1")
+    assert capsys.readouterr().err == warnings * (
+        "warning: toy pkd seed 1: the teacher runs for every batch of every epoch, as the features store lacks cls; "
+        "with `features.kinds: [logits, mean, cls]` it runs once\n")
+
+
+@pytest.mark.parametrize(
+    ("needs", "stored", "missing"),
+    [(("logits", "cls-01"), ("logits", "mean"), ("cls",)), (("logits", "cls-01"), ("logits", "cls"), ()),
+     (("logits", "cls-01", "mean-02"), ("logits",), ("cls", "mean")), (("logits",), ("mean",), ("logits",)),
+     (("cls-01", "hidden-01"), ("logits",), ()), (("cls-01", "mean-00"), ("logits", "mean"), ())],
+    ids=str,
+)
+def test_what_is_worth_storing(needs: tuple[str, ...], stored: tuple[str, ...], missing: tuple[str, ...]) -> None:
+    """Nothing where the teacher has to run anyway."""
+    assert distill.worth_storing(frozenset(map(FeatureKey.parse, needs)), stored) == missing
 
 
 CHILD = """
