@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     BertConfig,
     DebertaV2Config,
+    DebertaV2Tokenizer,
     DistilBertConfig,
     ElectraConfig,
     ModernBertConfig,
@@ -43,15 +44,21 @@ _ROBERTA_LIKE = ("roberta", "xlm-roberta", "mpnet")
 
 def vocabulary(family: str, words: tuple[str, ...] = WORDS) -> dict[str, int]:
     """Token to id; special tokens first, in the order that the family's checkpoints use."""
+    if family == "deberta-v2":
+        pieces = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", *(f"▁{word}" for word in words), "▁", *CHARACTERS, "[MASK]"]
+        return {piece: place for place, piece in enumerate(pieces)}
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"] if family in _ROBERTA_LIKE else [
         "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     pieces = [*special, *words, *(c for c in CHARACTERS if c not in words), *(f"##{c}" for c in CHARACTERS)]
     return {piece: place for place, piece in enumerate(pieces)}
 
 
-def tiny_tokenizer(family: str, words: tuple[str, ...] = WORDS) -> PreTrainedTokenizerFast:
-    """A word-piece tokenizer with the family's special tokens and pair template."""
+def tiny_tokenizer(family: str, words: tuple[str, ...] = WORDS) -> PreTrainedTokenizerFast | DebertaV2Tokenizer:
+    """A word-piece tokenizer with the family's special tokens and pair template; for DeBERTa one of its own class."""
     known = vocabulary(family, words)
+    if family == "deberta-v2":
+        scores = [(piece, 0.0 if piece.startswith("[") else -1.0) for piece in known]
+        return DebertaV2Tokenizer(vocab=scores, do_lower_case=True, model_max_length=POSITIONS)
     if family in _ROBERTA_LIKE:
         begin, pad, end, unknown, mask = "<s>", "<pad>", "</s>", "<unk>", "<mask>"
         pair, inputs = f"{begin} $A {end} {end} $B {end}", ["input_ids", "attention_mask"]
@@ -74,7 +81,8 @@ def tiny_config(family: str, layers: int = 2, width: int = 32, labels: tuple[str
                 heads: int = 4, words: tuple[str, ...] = WORDS, dropout: float = 0.1) -> PretrainedConfig:
     """A configuration of the family; `labels` None is regression.
 
-    DeBERTa is made as v3's checkpoints are. ModernBERT's window is 8 tokens, so that longer texts do not fit in.
+    DeBERTa is made as v3's checkpoints are. ModernBERT's local layers look 15 tokens to each side, less far
+    than longer texts go.
     """
     names = labels or ("score",)
     size, pad = len(vocabulary(family, words)), 1 if family in _ROBERTA_LIKE else 0
@@ -87,7 +95,7 @@ def tiny_config(family: str, layers: int = 2, width: int = 32, labels: tuple[str
     if family == "modernbert":
         return ModernBertConfig(
             vocab_size=size, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
-            intermediate_size=2 * width, max_position_embeddings=POSITIONS, local_attention=8, pad_token_id=pad,
+            intermediate_size=2 * width, max_position_embeddings=POSITIONS, local_attention=30, pad_token_id=pad,
             bos_token_id=2, cls_token_id=2, eos_token_id=3, sep_token_id=3, embedding_dropout=dropout,
             attention_dropout=dropout, mlp_dropout=dropout, classifier_dropout=dropout, **head)
     positions = POSITIONS + (pad + 1 if family in _ROBERTA_LIKE else 0)

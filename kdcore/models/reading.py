@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import DebertaV2Model, ModernBertModel, MPNetModel, PreTrainedModel
+from transformers import DebertaV2Model, ModernBertModel, MPNetModel, PretrainedConfig, PreTrainedModel
 from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_emb
 
 from kdcore.errors import UserError, did_you_mean
@@ -64,11 +64,11 @@ def read(model: PreTrainedModel, inputs: Mapping[str, Tensor], keys: frozenset[F
     dtype of the computation.
 
     Raises:
-        UserError: unknown family, a layer beyond the model's, a projection of layer 0, a head it lacks, or scores
-            of a layer that attends to a window.
+        UserError: what `check` refuses, or logits of a head that the model lacks.
     """
-    check(model, keys)
     mask = inputs["attention_mask"]
+    check(model.config, keys, mask.shape[1])
+    _check_heads(model, keys)
     values: dict[FeatureKey, Tensor] = {}
     hooks = []
     try:
@@ -87,10 +87,15 @@ def read(model: PreTrainedModel, inputs: Mapping[str, Tensor], keys: frozenset[F
     return Features({key: values[key] for key in keys}, mask)
 
 
-def check(model: PreTrainedModel, keys: frozenset[FeatureKey]) -> None:
-    """Refuse features that the model does not have; raises UserError with the valid range."""
-    family(model)
-    layers = model.config.num_hidden_layers
+def check(config: PretrainedConfig, keys: frozenset[FeatureKey], longest: int) -> None:
+    """Refuse features that a model does not have for texts of up to `longest` tokens; the heads apart.
+
+    Raises:
+        UserError: unknown family, a layer beyond the model's, a projection of layer 0, or scores of a layer that does
+            not look as far as such texts reach.
+    """
+    family(config)
+    layers = config.num_hidden_layers
     for key in sorted(keys):
         if key.layer > layers:
             raise UserError(f"{key.kind} of layer {key.layer} was asked of a model with {layers} layers; "
@@ -98,27 +103,29 @@ def check(model: PreTrainedModel, keys: frozenset[FeatureKey]) -> None:
         if key.kind in ("query", "key", "value", "scores") and key.layer == 0:
             raise UserError(f"{key.kind} of layer 0 was asked for, but embeddings have no attention; "
                             f"layers are 1 to {layers}")
-        if key.kind == "scores":
-            _refuse_windows(model, key.layer)
-        if key.kind in ("logits", "mlm_logits"):
-            head = "ForSequenceClassification" if key.kind == "logits" else "ForMaskedLM"
-            if not type(model).__name__.endswith(head):
-                raise UserError(f"{key.kind} were asked of a {type(model).__name__}; load it as ...{head}")
+        if key.kind == "scores" and config.model_type == "modernbert":
+            _check_window(config, key.layer, longest)
 
 
-def _refuse_windows(model: PreTrainedModel, layer: int) -> None:
-    """Scores of all pairs of tokens are no attention where most pairs are never looked at."""
-    kinds = getattr(model.config, "layer_types", None) or ["full_attention"] * layer
-    if kinds[layer - 1] != "full_attention":
-        whole = ", ".join(str(place) for place, kind in enumerate(kinds, 1) if kind == "full_attention")
-        raise UserError(f"scores of layer {layer} were asked for, but this layer of a {model.config.model_type} model "
-                        f"attends to a window of {model.config.local_attention} tokens only; layers with full "
-                        f"attention: {whole or 'none'}")
+def _check_window(config: PretrainedConfig, layer: int, longest: int) -> None:
+    """Scores of tokens that a layer never compares are not its attention, and nothing has trained them."""
+    reach = config.local_attention // 2
+    if config.layer_types[layer - 1] == "sliding_attention" and longest > reach + 1:
+        whole = [str(place) for place, kind in enumerate(config.layer_types, 1) if kind == "full_attention"]
+        raise UserError(f"scores of layer {layer} were asked for, but that layer of the modernbert model looks {reach} "
+                        f"tokens to each side, and texts have up to {longest}; set pair.max_length to at most "
+                        f"{reach + 1}, or use layers with full attention: {', '.join(whole) or 'it has none'}")
 
 
-def family(model: PreTrainedModel) -> Family:
-    """Where this model keeps its layers; raises UserError for a family that is not known here."""
-    kind = model.config.model_type
+def _check_heads(model: PreTrainedModel, keys: frozenset[FeatureKey]) -> None:
+    for kind, head in (("logits", "ForSequenceClassification"), ("mlm_logits", "ForMaskedLM")):
+        if any(key.kind == kind for key in keys) and not type(model).__name__.endswith(head):
+            raise UserError(f"{kind} were asked of a {type(model).__name__}; load it as ...{head}")
+
+
+def family(config: PretrainedConfig) -> Family:
+    """Where a model keeps its layers; raises UserError for a family that is not known here."""
+    kind = config.model_type
     if kind not in FAMILIES:
         raise UserError(f"features of a {kind!r} model cannot be read; {did_you_mean(kind, FAMILIES)}")
     return FAMILIES[kind]
@@ -145,7 +152,7 @@ Listener = Callable[[nn.Module, Any, Any], None]
 def _listeners(model: PreTrainedModel, keys: frozenset[FeatureKey], mask: Int[Tensor, "b t"],
                values: dict[FeatureKey, Tensor]) -> list[tuple[nn.Module, Listener]]:
     """The modules to hook and what to do with their outputs: one hook per module, however many keys need it."""
-    where = family(model)
+    where = family(model.config)
     layers = list(model.base_model.get_submodule(where.layers).children())
     outputs = _outputs(model, layers)
     states: dict[int, list[FeatureKey]] = {}

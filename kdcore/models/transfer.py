@@ -99,7 +99,7 @@ def _as_distilbert(config: PretrainedConfig, layers: int) -> PretrainedConfig:
 
 def _encoder(source: PreTrainedModel, layers: tuple[int, ...]) -> dict[str, Tensor]:
     """The encoder's weights with only the chosen layers, renumbered."""
-    stem = family(source).layers + "."
+    stem = family(source.config).layers + "."
     result = {}
     for name, value in source.base_model.state_dict().items():
         if not name.startswith(stem):

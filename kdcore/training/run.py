@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from kdcore.config import Training
 from kdcore.data.batching import Examples
 from kdcore.data.prepared import Prepared
+from kdcore.models.reading import check
 from kdcore.objective import Phase
 from kdcore.training import checkpoint
 from kdcore.training.compiling import compiled
@@ -62,10 +63,13 @@ def train(student: PreTrainedModel, phases: Sequence[Phase], prepared: Prepared,
         tokens: whose token ids the student reads; `teacher` when it is a teacher that is trained.
 
     Raises:
-        UserError: the loss stays non-finite, the precision is not to be had, a checkpoint is damaged.
+        UserError: an objective reads what the student does not have, the loss stays non-finite, the precision is not
+            to be had, a checkpoint is damaged.
         KeyboardInterrupt, SystemExit: after SIGINT or SIGTERM, once a checkpoint is written.
     """
     objectives = list({id(phase.objective): phase.objective for phase in phases}.values())
+    for objective in objectives:
+        check(student.config, objective.needs.student, prepared.info.max_length)
     modules = nn.ModuleDict({"student": student, "objectives": nn.ModuleList(objectives)})
     initial = _weights(student) if any(phase.fresh_student for phase in phases[1:]) else {}
     teacher_tokens = tokens == "teacher" or any(objective.needs.teacher for objective in objectives)

@@ -48,7 +48,7 @@ def test_chosen_layers_of_the_fine_tuned_teacher_with_its_head(tmp_path, family)
     assert said == f"layers 2, 4 of the fine-tuned teacher (4 layers), {folded}its head"
     assert student.config.num_hidden_layers == 2
     assert student.config.id2label == dict(enumerate(NLI))
-    stem = f"{teacher.base_model_prefix}.{reading.family(teacher).layers}."
+    stem = f"{teacher.base_model_prefix}.{reading.family(teacher.config).layers}."
     origin = teacher.state_dict()
     changed = {"model.layers.0.attn.Wqkv.weight"} if family == "modernbert" else set()
     for name, value in student.state_dict().items():

@@ -198,15 +198,8 @@ def test_tokenizer_fingerprint_sees_normaliser_and_special_tokens(tmp_path):
     assert cased != plain
 
 
-def unigram():
-    """DeBERTa's own tokenizer class over letters and a few words."""
-    pieces = [*((token, 0.0) for token in ("[PAD]", "[CLS]", "[SEP]", "[UNK]")), ("▁the", -1.0), ("▁film", -2.0),
-              *((letter, -5.0) for letter in "▁abcdefghijklmnopqrstuvwxyz"), ("[MASK]", 0.0)]
-    return DebertaV2Tokenizer(vocab=pieces)
-
-
 def test_debertas_own_tokenizer_is_the_same_after_saving(tmp_path):
-    own = unigram()
+    own = tiny_tokenizer("deberta-v2")
     for name in ("first", "second"):
         own.save_pretrained(tmp_path / name)
         tiny_config("deberta-v2").save_pretrained(tmp_path / name)

@@ -46,7 +46,7 @@ def test_states_equal_those_of_output_hidden_states(family):
 def test_layer_l_is_the_output_of_block_l_and_0_the_embeddings(family):
     """Lesson A1: a toy whose block k outputs the constant k."""
     model, inputs = tiny_model(family, layers=LAYERS), tiny_inputs(family)
-    layers = list(model.base_model.get_submodule(reading.family(model).layers))
+    layers = list(model.base_model.get_submodule(reading.family(model.config).layers))
     if family == "modernbert":
         layers[-1] = model.base_model.final_norm  # which ends the last layer; the states before it are read by nobody
 
@@ -74,7 +74,7 @@ OUT = {"distilbert": "attention.out_lin", "mpnet": "attention.attn.o", "modernbe
 
 def attended(model, inputs, layer, kinds):
     """The features of these kinds, and what transformers' own attention of the layer hands to the linear behind it."""
-    inner = model.base_model.get_submodule(reading.family(model).layers)[layer - 1]
+    inner = model.base_model.get_submodule(reading.family(model.config).layers)[layer - 1]
     seen = []
     inner.get_submodule(OUT.get(model.config.model_type, "attention.output.dense")).register_forward_pre_hook(
         lambda module, args: seen.append(args[0]))
@@ -95,9 +95,8 @@ def assert_attention(scores, value, expected, mask, reach=1000):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_projections_and_scores_rebuild_the_attention(family):
     """softmax(scores + mask) @ value is what transformers' own eager attention feeds to the output projection."""
-    layer = 4 if family == "modernbert" else 2
-    model, inputs = tiny_model(family, layers=layer, heads=4), tiny_inputs(family)
-    query, key, value, scores, seen = attended(model, inputs, layer, ("query", "key", "value", "scores"))
+    model, inputs = tiny_model(family, layers=2, heads=4), tiny_inputs(family, longest=14)
+    query, key, value, scores, seen = attended(model, inputs, 2, ("query", "key", "value", "scores"))
     b, t = inputs["input_ids"].shape
     assert query.shape == key.shape == value.shape == (b, 4, t, 8)
     assert scores.shape == (b, 4, t, t)
@@ -146,19 +145,26 @@ def test_layer_1_of_deberta_ends_with_its_convolution():
         assert torch.equal(features[FeatureKey("hidden", layer)], states)
 
 
-def test_modernbert_projections_are_those_of_the_attention_in_local_layers_too():
-    model, inputs = tiny_model("modernbert", layers=2), tiny_inputs("modernbert", longest=30)
-    query, key, value, seen = attended(model, inputs, 2, ("query", "key", "value"))
-    assert query.shape[2] > 20
-    assert_attention(query @ key.transpose(-1, -2) / math.sqrt(8), value, seen, inputs["attention_mask"], reach=4)
+@pytest.mark.parametrize(("layer", "reach"), [(2, 15), (4, 1000)])
+def test_modernbert_rotates_by_position_with_the_base_of_the_layer(layer, reach):
+    model, inputs = tiny_model("modernbert", layers=4), tiny_inputs("modernbert", longest=30)
+    query, key, value, seen = attended(model, inputs, layer, ("query", "key", "value"))
+    assert query.shape[2] > 25, "the window must cut something off"
+    assert_attention(query @ key.transpose(-1, -2) / math.sqrt(8), value, seen, inputs["attention_mask"], reach)
 
 
-def test_scores_of_a_layer_that_sees_a_window_are_refused():
-    model, inputs = tiny_model("modernbert", layers=5), tiny_inputs("modernbert")
+def test_scores_of_tokens_that_a_layer_never_compares_are_refused():
+    model, inputs = tiny_model("modernbert", layers=5), tiny_inputs("modernbert", longest=30)
+    length = inputs["input_ids"].shape[1]
     with pytest.raises(UserError) as caught:
         reading.read(model, inputs, frozenset({FeatureKey("scores", 3)}))
-    assert str(caught.value) == ("scores of layer 3 were asked for, but this layer of a modernbert model attends to a "
-                                 "window of 8 tokens only; layers with full attention: 1, 4")
+    assert str(caught.value) == (
+        f"scores of layer 3 were asked for, but that layer of the modernbert model looks 15 tokens to each side, and "
+        f"texts have up to {length}; set pair.max_length to at most 16, or use layers with full attention: 1, 4")
+    assert reading.read(model, inputs, frozenset({FeatureKey("scores", 4)}))
+    with pytest.raises(UserError, match="at most 16"):
+        reading.check(model.config, frozenset({FeatureKey("scores", 3)}), 17)
+    reading.check(model.config, frozenset({FeatureKey("scores", 3)}), 16)
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
@@ -232,7 +238,7 @@ def test_gradients_reach_the_layers_below_in_train_mode(family):
     model, inputs = tiny_model(family, layers=3).train(), tiny_inputs(family)
     features = reading.read(model, inputs, frozenset({FeatureKey("mean", 2)}))
     features[FeatureKey("mean", 2)].square().sum().backward()
-    layers = model.base_model.get_submodule(reading.family(model).layers)
+    layers = model.base_model.get_submodule(reading.family(model.config).layers)
     touched = [any(p.grad is not None and p.grad.abs().sum() > 0 for p in layer.parameters()) for layer in layers]
     assert touched == [True, True, False]
 
