@@ -1,4 +1,4 @@
-"""The study as one flow: prepare, teacher, features, distill, evaluate, report, register.
+"""The study as one flow: prepare, teacher, features, distill, evaluate, analyse, report, register.
 
     python -m flows.distill --study studies/glue-cpu        # with the server of `make up`, else with one of its own
     prefect deployment run distill/glue-cpu --watch          # through a worker
@@ -25,7 +25,7 @@ from kdcore.errors import BusyError, UserError
 from kdcore.layout import Layout
 from tasks import addresses, artifacts, owner, plan, register, runs, server, slots
 from tasks.chain import Chain, Outcome
-from tasks.plan import Plan, stage_name
+from tasks.plan import Plan, kind, stage_name
 from tasks.stage import Order
 
 BUSY, REFUSED = "Busy", "Refused"
@@ -100,6 +100,7 @@ def _chain(todo: Plan, order: Order) -> Outcome:
         for method in todo.methods:
             chain.add(stage_name("distill", dataset, method))
             chain.add(stage_name("evaluate", dataset, method))
+        chain.add(stage_name("analyse", dataset))
     chain.add("report")
     for stage in todo.stale:  # what a study's own pipeline has besides
         chain.add(stage)
@@ -125,10 +126,11 @@ def _register(folder: Path, todo: Plan, outcome: Outcome, parent: str | None) ->
 
 
 def open_stages(todo: Plan, outcome: Outcome, dataset: str) -> list[str]:
-    """Stages of a dataset that are not current after the run."""
-    wanted = (set(todo.stale) | todo.stays_stale) - set(outcome.done) - {"report"}
+    """Stages of a dataset that registering waits for and that are not current after the run."""
+    wanted = (set(todo.stale) | todo.stays_stale) - set(outcome.done)
     return [stage for stage in todo.needs
-            if stage in wanted and f"{stage.partition('@')[2]}-".startswith(f"{dataset}-")]
+            if stage in wanted and kind(stage) not in ("analyse", "report")
+            and f"{stage.partition('@')[2]}-".startswith(f"{dataset}-")]
 
 
 def _intention(todo: Plan, parallel: int) -> str:

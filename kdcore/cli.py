@@ -160,6 +160,19 @@ def evaluate(
 
 
 @app.command()
+def analyse(dataset: DatasetArgument, study: StudyOption = Path()) -> None:
+    """Look inside the students of a dataset: alikeness of layers, attention, drawn layers, collapse.
+
+    Example: kdflow analyse movies
+    """
+    with _inside(study) as (settings, layout):
+        settings.dataset(dataset)
+        from kdcore.stages import analyse as stage
+
+        stage.run(settings, layout, dataset)
+
+
+@app.command()
 def report(study: StudyOption = Path()) -> None:
     """Compare everything that the study evaluated; print the table and write results/report.
 

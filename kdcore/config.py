@@ -264,6 +264,18 @@ GRID_SECTIONS = ("pair", "training", "datasets", "methods", "features")
 """Sections of `params.yaml` whose settings a grid may vary."""
 
 
+class Analysis(Strict):
+    """Which rows the layers of teacher and students are compared on, and what stands for a layer's states."""
+
+    samples: int = Field(default=100, ge=1)
+    split: Literal["dev", "train"] = "dev"
+    """`dev` is the split that selects checkpoints."""
+    pooling: Literal["mean", "cls", "tokens"] = "mean"
+    """The mean over real tokens, the state of token 0, or token by token."""
+    seed: int = 0
+    """Of the rows."""
+
+
 class Study(Strict):
     """The whole of `params.yaml`.
 
@@ -281,6 +293,7 @@ class Study(Strict):
     features: StoredFeatures
     gate: TeacherGate
     evaluation: Evaluation
+    analysis: Analysis = Analysis()
     grid: dict[str, tuple[Any, ...]] = {}
 
     @model_validator(mode="after")
@@ -296,19 +309,6 @@ class Study(Strict):
             self.student_training(name)
         return self
 
-    @model_validator(mode="after")
-    def _grid_fits(self) -> Self:
-        """Every point is a valid study; hyper-parameters of methods are checked where method files are loaded."""
-        varied = {""}
-        for setting, values in self.grid.items():
-            section, *rest = setting.split(".")
-            if section not in GRID_SECTIONS or len(rest) < 1 + (section in ("datasets", "methods")):
-                raise ValueError(f"grid names {setting!r}, expected a setting such as training.student.learning_rate "
-                                 f"in one of these sections: {', '.join(GRID_SECTIONS)}")
-            if section in ("datasets", "methods") and rest[0] not in getattr(self, section):
-                raise ValueError(f"grid names {setting!r}, but {rest[0]!r} has no entry under `{section}`; "
-                                 f"{did_you_mean(rest[0], getattr(self, section))}")
-            if not values or any(value in values[:place] for place, value in enumerate(values)):
     @model_validator(mode="after")
     def _every_dataset_has_a_teacher(self) -> Self:
         for name, dataset in self.datasets.items():
@@ -327,6 +327,19 @@ class Study(Strict):
         """True where the teacher has nothing but logits: it is an average, or files."""
         return self.datasets[dataset].data.teacher_files is not None or len(self.pair.teacher.models) > 1
 
+    @model_validator(mode="after")
+    def _grid_fits(self) -> Self:
+        """Every point is a valid study; hyper-parameters of methods are checked where method files are loaded."""
+        varied = {""}
+        for setting, values in self.grid.items():
+            section, *rest = setting.split(".")
+            if section not in GRID_SECTIONS or len(rest) < 1 + (section in ("datasets", "methods")):
+                raise ValueError(f"grid names {setting!r}, expected a setting such as training.student.learning_rate "
+                                 f"in one of these sections: {', '.join(GRID_SECTIONS)}")
+            if section in ("datasets", "methods") and rest[0] not in getattr(self, section):
+                raise ValueError(f"grid names {setting!r}, but {rest[0]!r} has no entry under `{section}`; "
+                                 f"{did_you_mean(rest[0], getattr(self, section))}")
+            if not values or any(value in values[:place] for place, value in enumerate(values)):
                 raise ValueError(f"grid: {setting} lists {list(values)}, expected at least one value, and each once")
             varied |= {rest[0]} if section == "datasets" else set()
         for dataset in sorted(varied) if self.grid else ():
@@ -423,8 +436,12 @@ def _replaced(content: Mapping[str, Any], point: Mapping[str, Any]) -> dict[str,
 
 
 def _first_problem(model: type[BaseModel], error: pydantic.ValidationError) -> str:
-    problem = error.errors()[0]
-    place = ".".join(str(part) for part in problem["loc"])
+    problems = error.errors()
+    # A setting that may be one thing or another has a problem for each, at `literal[...]`, `tuple[...]` below it: the
+    # deepest one belongs to what was meant.
+    setting = tuple(itertools.takewhile(lambda part: "[" not in str(part), problems[0]["loc"]))
+    problem = max((p for p in problems if p["loc"][:len(setting)] == setting), key=lambda p: len(p["loc"]))
+    place = ".".join(str(part) for part in problem["loc"] if "[" not in str(part))
     if problem["type"] == "extra_forbidden":
         name = str(problem["loc"][-1])
         known = _fields_at(model, problem["loc"][:-1])

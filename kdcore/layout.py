@@ -38,6 +38,9 @@ class Layout:
         """`method` is `teacher` for the teacher's own evaluation."""
         return self.study / "artifacts" / "evaluation" / dataset / method
 
+    def analysis(self, dataset: str) -> Path:
+        return self.study / "artifacts" / "analysis" / dataset
+
     @property
     def report(self) -> Path:
         return self.study / "results" / "report"
@@ -53,11 +56,11 @@ class Layout:
         return self.study / ".kdflow" / "scratch"
 
     @property
-    def logs(self) -> Path:
-        """One file per stage run: what the stage's process printed."""
-    @property
     def kept(self) -> Path:
         """Finished members of averaged teachers, by all that they depend on; no out of DVC, safe to delete."""
         return self.study / ".kdflow" / "kept"
 
+    @property
+    def logs(self) -> Path:
+        """One file per stage run: what the stage's process printed."""
         return self.study / ".kdflow" / "logs"

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from dvc.repo import Repo
     from dvc.stage import Stage
 
-KINDS = ("prepare", "teacher", "features", "distill", "evaluate-teacher", "evaluate", "report")
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -208,7 +206,7 @@ def _in_order(needs: Mapping[str, frozenset[str]]) -> list[str]:
 def _selected(needs: Mapping[str, frozenset[str]], settings: config.Selection, datasets: Collection[str],
               methods: Collection[str]) -> list[str]:
     """Every stage but those of datasets and methods that were not chosen."""
-    excluded = {stage_name(kind, dataset) for kind in ("prepare", "teacher", "features", "evaluate-teacher")
+    excluded = {stage_name(kind, dataset) for kind in ("prepare", "teacher", "features", "evaluate-teacher", "analyse")
                 for dataset in settings.datasets if dataset not in datasets}
     excluded |= {stage_name(kind, dataset, method) for kind in ("distill", "evaluate")
                  for dataset in settings.datasets for method in settings.methods

@@ -82,9 +82,14 @@ stages:
       artifacts/evaluation/${item.dataset}/${item.method} artifacts/student/${item.dataset}/${item.method}
     deps: ["artifacts/student/${item.dataset}/${item.method}"]
     outs: ["artifacts/evaluation/${item.dataset}/${item.method}"]
+  analyse:
+    matrix: *dataset
+    cmd: python work.py analyse@${item.dataset} artifacts/analysis/${item.dataset} artifacts/student/${item.dataset}
+    deps: ["artifacts/student/${item.dataset}"]
+    outs: ["artifacts/analysis/${item.dataset}"]
   report:
-    cmd: python work.py report results/report artifacts/evaluation
-    deps: [artifacts/evaluation]
+    cmd: python work.py report results/report artifacts/evaluation artifacts/analysis
+    deps: [artifacts/evaluation, artifacts/analysis]
     outs: [results/report]
 """
 

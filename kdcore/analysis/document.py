@@ -1,9 +1,10 @@
 """The report of a study as Markdown that reads on its own, and the same numbers as JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kdcore.analysis.comparison import differences, notes, overview, overview_out_of_domain, quality, selection, sizes
+from kdcore.analysis.exhibits import Exhibits
 from kdcore.analysis.plots import Curve, Panel
 from kdcore.analysis.results import OOD_MEAN, TEACHER, Column, DatasetResults
 from kdcore.analysis.statistics import LEVEL, RESAMPLES
@@ -11,10 +12,17 @@ from kdcore.analysis.tables import NAMES, markdown
 from kdcore.evaluation.metrics import PROBABILITY_SUM, PROTOCOL
 
 CURVES = "curves.png"
+ANALYSES = "analysis"
+"""The folder beside the report that holds a folder of pictures per dataset."""
 
 
-def report(everything: Sequence[DatasetResults], submissions: Sequence[str]) -> str:
-    """The whole of `report.md`. `submissions` are lines on what was written for the GLUE server."""
+def report(everything: Sequence[DatasetResults], submissions: Sequence[str], analyses: Mapping[str, Exhibits]) -> str:
+    """The whole of `report.md`.
+
+    Args:
+        submissions: lines on what was written for the GLUE server.
+        analyses: by dataset, of those that were analysed.
+    """
     names = ", ".join(results.info.name for results in everything)
     parts = [f"# Results: {names}\n", _QUESTION]
     if len(everything) > 1:
@@ -23,6 +31,8 @@ def report(everything: Sequence[DatasetResults], submissions: Sequence[str]) -> 
             parts += ["### Out of domain, all datasets\n", markdown(outside)]
     for results in everything:
         parts += _section(results)
+        if found := analyses.get(results.info.name):
+            parts += found.markdown(f"{ANALYSES}/{found.dataset}")
     parts += ["## Training curves\n", f"![Training loss and score on the selecting split, by epoch]({CURVES})\n",
               "A method's loss is the sum of its own terms: compare the shapes of the losses, not their heights.\n"]
     if submissions:
@@ -120,6 +130,11 @@ def _probability_sums(results: DatasetResults) -> str:
     return "\n".join(said)
 
 
+def _trainings(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The trainings behind a model: its own, those of the members of an average, or none."""
+    return [training for training in record.get("members", [record]) if training["history"]]
+
+
 def _curve(training: dict[str, Any]) -> Curve:
     history = training["history"]
     scores = [entry.get("development", {}).get("score") for entry in history]
@@ -130,11 +145,6 @@ def _numbers(results: DatasetResults) -> dict[str, Any]:
     systems = {}
     for name, system in results.systems.items():
         values = {column.name: vars(results.summary(name, column)) | {"values": results.values(name, column)}
-def _trainings(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """The trainings behind a model: its own, those of the members of an average, or none."""
-    return [training for training in record.get("members", [record]) if training["history"]]
-
-
                   for column in results.columns if results.has(name, column)}
         systems[name] = {"runs": list(system.metrics), "metrics": values, "size": system.size,
                          "degenerate_on": system.degenerate_splits}

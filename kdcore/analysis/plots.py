@@ -46,21 +46,26 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
     grid = figure.subplots(len(panels), 2, squeeze=False)
     for (left, right), panel in zip(grid, panels, strict=True):
         for number, (method, curves) in enumerate(panel.curves.items()):
-            _lines(left, method, [(curve.epochs, curve.losses) for curve in curves], number)
-            _lines(right, method, [(curve.epochs, [None if score is None else 100 * score for score in curve.scores])
-                                   for curve in curves], number)
+            lines(left, method, [(curve.epochs, curve.losses) for curve in curves], number)
+            lines(right, method, [(curve.epochs, [None if score is None else 100 * score for score in curve.scores])
+                                  for curve in curves], number)
         left.set(title=f"{panel.dataset}: training loss", xlabel="epoch", ylabel="mean loss per example")
         right.set(title=f"{panel.dataset}: score on {panel.score}", xlabel="epoch", ylabel="score x 100")
         for axes in (left, right):
             axes.grid(alpha=0.3)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         right.legend(frameon=False)
+    write(canvas, path)
+
+
+def write(canvas: FigureCanvasAgg, path: Path) -> None:
+    """The figure as PNG, without date and version."""
     path.parent.mkdir(parents=True, exist_ok=True)
     canvas.print_png(path, metadata={"Software": None})
 
 
-def _lines(axes: Axes, method: str, seeds: Sequence[tuple[Sequence[float], Sequence[float | None]]],
-           number: int) -> None:
+def lines(axes: Axes, method: str, seeds: Sequence[tuple[Sequence[float], Sequence[float | None]]],
+          number: int) -> None:
     """Each seed's line, and the mean at the epochs that all seeds reached."""
     colour, style = COLOURS[number % len(COLOURS)], STYLES[number % len(STYLES)]
     points = [{epoch: value for epoch, value in zip(*seed, strict=True) if value is not None} for seed in seeds]

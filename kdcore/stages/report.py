@@ -1,8 +1,9 @@
-"""Stage `report`: compare all that the study evaluated.
+"""Stage `report`: compare all that the study evaluated, and show what was analysed.
 
-Writes `results/report`, which follows from the evaluations alone:
+Writes `results/report`, which follows from the evaluations and analyses alone:
 
     report.md, results.json, curves.png
+    analysis/DATASET/           pictures and their data, of the datasets that were analysed
     submission/METHOD.zip       for the GLUE test server, where a dataset of GLUE was predicted
 
 Then prints the tables joined with what was measured on this machine, which is no part of the report.
@@ -18,6 +19,7 @@ from typing import Any
 
 from kdcore import config
 from kdcore.analysis import comparison, document, plots
+from kdcore.analysis.exhibits import INDEX, Exhibits
 from kdcore.analysis.results import OOD_MEAN, TEACHER, DatasetResults
 from kdcore.analysis.statistics import FEWEST_SEEDS
 from kdcore.analysis.tables import WIDTH, show
@@ -38,7 +40,8 @@ def run(study: config.Study, layout: Layout) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     written = _submissions(everything, scratch / "submission")
-    (scratch / "report.md").write_text(document.report(everything, written), encoding="utf-8")
+    analyses = _analyses(everything, layout, scratch / document.ANALYSES)
+    (scratch / "report.md").write_text(document.report(everything, written, analyses), encoding="utf-8")
     content = json.dumps(document.numbers(everything), indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
     (scratch / "results.json").write_text(content + "\n", encoding="utf-8")
     plots.draw(document.panels(everything), scratch / document.CURVES)
@@ -59,6 +62,19 @@ def show_tables(study: config.Study, layout: Layout) -> None:
 def _load(study: config.Study, layout: Layout) -> list[DatasetResults]:
     return [DatasetResults.load(layout.evaluation(name, TEACHER).parent, study.study.methods)
             for name in study.study.datasets]
+
+
+def _analyses(everything: Sequence[DatasetResults], layout: Layout, folder: Path) -> dict[str, Exhibits]:
+    """Copy the pictures and their data; a dataset that was not analysed is left out."""
+    found = {}
+    for results in everything:
+        source = layout.analysis(results.info.name)
+        if (source / INDEX).is_file():
+            found[results.info.name] = exhibits = Exhibits.load(source)
+            (folder / results.info.name).mkdir(parents=True)
+            for name in exhibits.files:
+                shutil.copyfile(source / name, folder / results.info.name / name)
+    return found
 
 
 def _print(everything: Sequence[DatasetResults], layout: Layout) -> None:

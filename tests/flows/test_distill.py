@@ -27,7 +27,7 @@ def checkout(tmp_path_factory) -> Checkout:
 
 def test_nothing_to_do_is_said_without_starting_anything(done, capsys):
     assert distill.main(["--study", str(done.folder)]) == 0
-    assert "nothing to do: 17 of 17 stages are current" in capsys.readouterr().out
+    assert "nothing to do: 19 of 19 stages are current" in capsys.readouterr().out
     assert not done.starts()
 
 
@@ -70,18 +70,25 @@ def test_open_stages_belong_to_their_dataset_only():
     assert distill.open_stages(todo, Outcome(done={"distill@ab-m": {}}), "ab") == []
 
 
+def test_registering_waits_for_no_analysis():
+    todo = plan.Plan(("a",), ("m",), {"evaluate@a-m": frozenset(), "analyse@a": frozenset(), "report": frozenset()},
+                     {"analyse@a": "x", "report": "y"}, {}, frozenset(), ())
+    assert distill.open_stages(todo, Outcome(), "a") == []
+
+
 def test_a_failed_stage_lets_the_rest_finish_and_is_named_with_what_it_blocked(toy, checkout):
     toy.behave(seconds=0.3, fail=("distill@a-finetune",))
     code, said = checkout.run("flows.distill", "--study", str(toy.folder), "--parallel", "8")
     assert code == 1
     last = [line for line in said.splitlines() if line.startswith("distill: ")][-1]
     assert last.startswith("distill: distill@a-finetune failed: distill@a-finetune was told to fail; log: ")
-    assert "evaluate@a-finetune is blocked by distill@a-finetune" in last
-    assert "report is blocked by distill@a-finetune" in last
-    assert last.endswith("14 stages finished")
+    assert "; distill@a-finetune blocks " in last
+    behind = last.partition("; distill@a-finetune blocks ")[2].partition(";")[0].split(", ")
+    assert set(behind) == {"evaluate@a-finetune", "analyse@a", "report"}
+    assert last.endswith("15 stages finished")
     assert "Traceback" not in said
     assert "database is locked" not in said
-    assert set(plan.make(toy.folder).stale) == {"distill@a-finetune", "evaluate@a-finetune", "report"}
+    assert set(plan.make(toy.folder).stale) == {"distill@a-finetune", "evaluate@a-finetune", "analyse@a", "report"}
     assert all(count == 1 for count in toy.starts().values())
 
 

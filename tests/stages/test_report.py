@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from kdcore import config
+from kdcore.analysis.exhibits import Exhibit, Exhibits
 from kdcore.data.assemble import _eval_rows
 from kdcore.data.checks import Rows
 from kdcore.data.parts import Part
@@ -111,6 +112,33 @@ def test_outs_are_the_same_bytes_every_time(layout):
     run(layout)
     assert outs() == first, "measurements must not leak into the report"
     assert {str(name) for name in first} == {"report.md", "results.json", "curves.png"}
+
+
+def analysed(layout, *absent):
+    """One picture, as the stage `analyse` leaves it."""
+    folder = layout.analysis("movies")
+    folder.mkdir(parents=True)
+    (folder / "maps.png").write_bytes(b"picture")
+    (folder / "maps.csv").write_text("1\n")
+    Exhibits("movies", (Exhibit("Cosines", "maps.png", "maps.csv", "Over 100 rows."),), absent).write(folder)
+    return folder
+
+
+def test_pictures_of_the_analyses_travel_with_their_data(layout):
+    assert "Analyses" not in run(layout)
+    analysed(layout, "Attention is not defined.")
+    text = run(layout)
+    for part in ("### Analyses", "![Cosines](analysis/movies/maps.png)", "Over 100 rows. Data: [maps.csv]",
+                 "- Attention is not defined."):
+        assert part in text
+    assert (layout.report / "analysis/movies/maps.png").read_bytes() == b"picture"
+    assert (layout.report / "analysis/movies/maps.csv").read_text() == "1\n"
+
+
+def test_a_picture_that_is_gone_is_named(layout):
+    (analysed(layout) / "maps.png").unlink()
+    with pytest.raises(UserError, match=r"maps\.png is missing; run `kdflow analyse movies` again"):
+        run(layout)
 
 
 LATENCY = {"batch_1": {"p50_ms": 4.2, "p95_ms": 5.1}, "batch_32": {"p50_ms": 40.0, "p95_ms": 44.0},
