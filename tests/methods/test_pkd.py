@@ -170,7 +170,9 @@ def test_only_two_trained_sides_can_collapse_and_are_watched(stacks: Stacks) -> 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [({"alpha": 1.5}, "alpha = 1.5"), ({"beta": -1}, "beta = -1"), ({"beta": float("inf")}, "beta = inf"),
-     ({"width": 0}, "width = 0"), ({"reduction": "max"}, "reduction = 'max'"), ({"mapping": "skp"}, "mapping"),
+     ({"width": 0}, "width = 0"), ({"reduction": "max"}, "reduction = 'max'"),
+     ({"mapping": "skp"}, "pkd: mapping = 'skp': Input should be 'skip', 'last' or 'even'"),
+     ({"mapping": [[1, "two"]]}, r"pkd: mapping\.0\.1 = 'two': Input should be a valid integer"),
      ({"mapping": []}, "mapping is empty"), ({"mapping": [[1, 9]]}, r"teacher layer 9, expected 1\.\.8"),
      ({"mapping": [[0, 1]]}, r"student layer 0, expected 1\.\.4"), ({"mapping": [[1, 2], [1, 3]]}, "layer 1 twice"),
      ({"betta": 5}, "unknown key `betta`; did you mean 'beta'")],

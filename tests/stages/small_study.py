@@ -20,8 +20,7 @@ def small_study(folder: Path, regression: bool = False, seeds: tuple[int, ...] =
     content = {
         "code": ".", "study": {"datasets": ["toy"], "methods": ["rail_kd_l"], "seeds": list(seeds)},
         "pair": {"teacher": {"source": str(folder / "pretrained")},
-                 "student": {"layers": "even", "depth": layers // 2},
-                 "max_length": 32},
+                 "student": {"layers": "even", "depth": layers // 2}, "max_length": 32},
         "training": {"teacher": training, "student": training},
         "datasets": {"toy": {"data": {}, "teacher": {}, "student": {}}},
         "methods": {name: {} for name in methods.names()}, "features": {},
