@@ -12,9 +12,10 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 
 from kdcore import config, methods
 from kdcore.data.batching import Examples
+from kdcore.data.prepared import Prepared
 from kdcore.errors import UserError
 from kdcore.export import export
-from kdcore.features import LOGITS, Features
+from kdcore.features import LOGITS
 from kdcore.layout import Layout
 from kdcore.models.initialise import build_student
 from kdcore.models.loading import dims, load_tokenizer, tokenizer_fingerprint
@@ -22,6 +23,7 @@ from kdcore.models.reading import family, read
 from kdcore.objective import Phase, Progress
 from kdcore.stages import features
 from kdcore.stages.distill import Work
+from kdcore.teacher import Teacher
 from kdcore.training.distiller import Distiller
 from kdcore.training.journal import Journal
 from kdcore.training.precision import Precision
@@ -111,15 +113,18 @@ def test_pair(place: int, tmp_path: Path) -> None:
     usable = []
     for method, settings in (*((name, {}) for name in methods.names()), *TOKENWISE):
         work = Work(study.model_copy(update={"methods": study.methods | {method: settings}}), layout, "toy", method)
-        student, phases = copy.deepcopy(start), work.phases(dims(start), seed=1)
+        phases = work.phases(dims(start), seed=1)
         if aligned(phases) or work.prepared.same_tokenizer:
-            one_step(student, phases, work)
-            usable.append(work)
+            usable.append((work, phases))
             continue
         with pytest.raises(UserError, match="token by token") as caught:
-            work.teacher(phases, "pair")
+            work.teacher(phases, pair.name)
         assert all(fingerprint in str(caught.value) for fingerprint in work.prepared.info.tokenizers.values())
-    trains_and_is_the_same_after_export(start, usable[place % len(usable)], tmp_path)
+    work, _ = usable[place % len(usable)]
+    teacher = work.teacher(tuple(phase for _, phases in usable for phase in phases), pair.name)
+    for _, phases in usable:
+        one_step(copy.deepcopy(start), phases, teacher, work.prepared)
+    trains_and_is_the_same_after_export(start, work, teacher, tmp_path)
 
 
 def aligned(phases: tuple[Phase, ...]) -> bool:
@@ -127,10 +132,9 @@ def aligned(phases: tuple[Phase, ...]) -> bool:
     return all(key.is_sentence_level for phase in phases for key in phase.objective.needs.teacher)
 
 
-def one_step(student: PreTrainedModel, phases: tuple[Phase, ...], work: Work) -> None:
+def one_step(student: PreTrainedModel, phases: tuple[Phase, ...], teacher: Teacher, prepared: Prepared) -> None:
     """Forward and backward of a batch in each phase: finite losses, and a gradient from the embeddings on."""
-    teacher = work.teacher(phases, "pair")
-    examples = Examples(work.prepared, "train", teacher_inputs=True)
+    examples = Examples(prepared, "train", teacher_inputs=True)
     batch = examples.__getitems__(range(8))
     for phase in phases:
         objective = phase.objective
@@ -138,7 +142,7 @@ def one_step(student: PreTrainedModel, phases: tuple[Phase, ...], work: Work) ->
         objective.before_steps(lambda: 1.0)
         objective.before_epoch(START, lambda ids, keys: teacher.features(examples.__getitems__(ids.tolist()), keys))
         needs = objective.needs_at(START).teacher
-        loss = distiller(batch, teacher.features(batch, needs) if teacher else Features({}), START)
+        loss = distiller(batch, teacher.features(batch, needs), START)
         assert loss.total.shape == (8,)
         assert all(part.isfinite().all() for part in loss.parts.values())
         student.zero_grad()
@@ -164,12 +168,12 @@ def test_scores_beyond_the_window_of_modernbert_are_refused_before_training(tmp_
               Journal(tmp_path / "journal.jsonl", None), "pair")
 
 
-def trains_and_is_the_same_after_export(student: PreTrainedModel, work: Work, folder: Path) -> None:
+def trains_and_is_the_same_after_export(student: PreTrainedModel, work: Work, teacher: Teacher, folder: Path) -> None:
     """What `distill` does for a seed, and what a user of the exported folder does."""
     before = {name: value.clone() for name, value in student.state_dict().items()}
     phases = work.phases(dims(student), seed=1)
     result = train(student, phases, work.prepared, work.settings, 1, folder / "checkpoints",
-                   Journal(folder / "journal.jsonl", None), "pair", work.teacher(phases, "pair"))
+                   Journal(folder / "journal.jsonl", None), "pair", teacher)
     assert result.record["skipped_steps"] == 0
     stem = family(student.config).layers
     assert any(stem in name and not torch.equal(value, before[name]) for name, value in student.state_dict().items())
