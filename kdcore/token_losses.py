@@ -29,7 +29,7 @@ def real_scores(scores: Float[Tensor, "b *slots h q k"], mask: Int[Tensor, "b k"
 def hidden_distance(
     student: Float[Tensor, "b *slots t d"], teacher: Float[Tensor, "b *slots t d"], mask: Int[Tensor, "b t"]
 ) -> Float[Tensor, "b *slots"]:
-    """Squared difference of token states, averaged over real tokens and width (TinyBERT, equation 8).
+    """Squared difference of token states, averaged over real tokens and width (TinyBERT's for hidden states).
 
     Raises ValueError when shapes differ.
     """
@@ -42,7 +42,7 @@ def score_distance(
     student: Float[Tensor, "b *slots h q k"], teacher: Float[Tensor, "b *slots h q k"], mask: Int[Tensor, "b k"]
 ) -> Float[Tensor, "b *slots"]:
     """Squared difference of attention scores before the softmax, averaged over heads and pairs of real tokens
-    (TinyBERT, equation 7).
+    (TinyBERT's for attention).
 
     Raises ValueError when shapes differ.
     """
@@ -54,7 +54,7 @@ def score_distance(
 def relation_scores(
     vectors: Float[Tensor, "b *slots h t d"], mask: Int[Tensor, "b t"]
 ) -> Float[Tensor, "b *slots h t t"]:
-    """Scaled dot products of the vectors of one head with each other, x x^T / sqrt(d) (MiniLM, equation 7)."""
+    """Scaled dot products of the vectors of one head with each other, x x^T / sqrt(d) (MiniLM, section 3.2)."""
     with torch.autocast(vectors.device.type, enabled=False):
         real = real_states(_wide(vectors), mask)
         return real @ real.mT / math.sqrt(vectors.shape[-1])
@@ -84,7 +84,7 @@ def probabilities(
 def attention_divergence(
     student: Float[Tensor, "b *slots h q k"], teacher: Float[Tensor, "b *slots h q k"], mask: Int[Tensor, "b k"]
 ) -> Float[Tensor, "b *slots"]:
-    """KL(teacher || softmax(student)) over real keys, averaged over heads and real queries (MiniLM, equations 6 and 8).
+    """KL(teacher || softmax(student)) over real keys, averaged over heads and real queries (MiniLM, sections 3.1, 3.2).
 
     `student` holds scores, `teacher` the `probabilities` that they are to reach. Raises ValueError when shapes differ.
     """

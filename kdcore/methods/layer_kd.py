@@ -10,10 +10,10 @@ al. 2020), `query_relations` and `key_relations` (MiniLMv2, Wang et al. 2021), K
 tokens; `fsp`, outer products of neighbouring layers' CLS states (Yim et al. 2017).
 Attention over layers weighs by CLS (`match`) whatever is taught; it mixes attention and relations as probabilities.
 
-Deviations from the papers: losses are averaged over examples, token-level ones within each example, where TinyBERT
-divides by the tokens of the batch: an example's value would depend on its company. Padding never counts. Blocks mix
-attention and relations with equal weights, since CKD's maps need vectors. Where head counts differ, relations cut both
-models' vectors into the largest number of heads that divides both.
+Deviations from the papers: losses are averaged over examples, token-level ones within each example first, where
+TinyBERT's code takes the mean over the whole batch: an example's value would depend on its company. Padding never
+counts. Blocks mix scores, attention and relations with equal weights, since CKD's maps need vectors. Where head counts
+differ, relations cut both models' vectors into the largest number of heads that divides both.
 With cls or mean projected on both sides the loss has a trivial optimum; `collapse` and `spread` watch for it.
 """
 

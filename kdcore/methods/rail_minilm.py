@@ -1,8 +1,8 @@
 """RAIL with MiniLM's knowledge: attention and value relations of teacher layers that are drawn at random.
 
 An extension of ours, neither paper's method. RAIL-KD (Haidar et al., Findings of NAACL 2022) draws the layers, see
-`rail_kd_l`; what is compared is MiniLM's (Wang et al., NeurIPS 2020, equations 6 to 9) in place of token means: with
-A = softmax(q k' / sqrt d) and V = softmax(v v' / sqrt d) in each head, over the m-1 taught layers i,
+`rail_kd_l`; what is compared is MiniLM's (Wang et al., NeurIPS 2020, sections 3.1 and 3.2) in place of token means:
+with A = softmax(q k' / sqrt d) and V = softmax(v v' / sqrt d) in each head, over the m-1 taught layers i,
   L = lambda1 CE + lambda2 T^2 KL + lambda3 sum_i [ KL(A_T,i || A_S,i) + KL(V_T,i || V_S,i) ]
 averaged over heads and real tokens. Widths may differ, nothing is projected, and nothing is learned beside the student.
 The same is `layer_kd` with `knowledge: {attention: 1, value_relations: 1}`.

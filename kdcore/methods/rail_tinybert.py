@@ -1,15 +1,15 @@
 """RAIL with TinyBERT's knowledge: token states and attention scores of teacher layers that are drawn at random.
 
 An extension of ours, neither paper's method. RAIL-KD (Haidar et al., Findings of NAACL 2022) draws the layers, see
-`rail_kd_l`; what is compared is TinyBERT's (Jiao et al., Findings of EMNLP 2020, equations 7 and 8) in place of token
-means: with H the states, S the attention scores before the softmax, over the m-1 taught layers i,
+`rail_kd_l`; what is compared is that of TinyBERT's Transformer layers (Jiao et al., Findings of EMNLP 2020) in place of
+token means: with H the states, S the attention scores before the softmax, over the m-1 taught layers i,
   L = lambda1 CE + lambda2 T^2 KL + lambda3 sum_i [ mean (H_S,i W + b - H_T,i)^2 + mean (S_S,i - S_T,i)^2 ]
 The map W to the teacher's width is shared by all layers and learned also where widths agree, as in TinyBERT's code.
 The same is `layer_kd` with `knowledge: {hidden: 1, attention_scores: 1}`.
 
 Deviations from TinyBERT: layers are intermediate and drawn, without embeddings and last layer; one phase with labels
-and outputs in place of two; means are over the real tokens (pairs of tokens) of each example, where TinyBERT divides by
-those of the batch, so that an example's value does not depend on its company, and its code counts padding too.
+and outputs in place of two; means are over the real tokens (pairs of tokens) of each example, where TinyBERT's code
+takes them over the whole batch, padding included, so that an example's value would depend on its company.
 Both models need the same number of heads and the same tokenizer.
 """
 
