@@ -8,8 +8,8 @@ PKD-last (the m-1 below the last). The KL divergence is `vanilla_kd`'s.
 Deviations from the paper: losses are averaged over examples. `reduction: mean` (the default) divides the last term
 by layers and width, which the released code does and the published beta (10, 100, 500, 1000) are chosen for;
 `sum` is the paper's formula and wants beta / ((m-1) d). Where widths differ, which the paper does not treat, both
-sides go through a linear map into a common space, as others do for ALP-KD. Extensions: the map `even` for depths
-that do not divide, pairs of one's own, the token mean in place of CLS.
+sides go through a linear map into a common space, as RAIL-KD's comparison has it for ALP-KD. Extensions: the map
+`even` for depths that do not divide, pairs of one's own, the token mean in place of CLS.
 With both sides mapped the loss has a trivial optimum, all vectors alike; `collapse` and `spread` watch for it.
 Released code (intersun/PKD-for-BERT-Model-Compression) also averages the KL over classes and returns the last term
 in half precision.
