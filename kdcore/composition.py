@@ -112,10 +112,13 @@ class LayerDistillation(Objective):
         if self.selection.match and weights is not None:
             attended = weights.mean(dim=0) @ self.candidates
             found.update((f"attended/{slot}", layer) for slot, layer in enumerate(attended, 1))
-        bridges = {known.kind: known.bridge for known in self._known().values() if isinstance(known, Sentences)}
+        # As they are compared: without normalising, vectors that all shrink are a trivial optimum too.
+        watched = [(known.kind, known.bridge, known.normalise) for known in self._known().values()
+                   if isinstance(known, Sentences)]
         if self.matcher and self.selection.match:
-            bridges[self.selection.match] = self.matcher
-        projected = [unit(bridge.teacher(theirs[kind])) for kind, bridge in bridges.items()
+            watched.append((self.selection.match, self.matcher, False))
+        projected = [unit(bridge.teacher(theirs[kind])) if normalise else bridge.teacher(theirs[kind])
+                     for kind, bridge, normalise in watched
                      if isinstance(bridge, Maps) and isinstance(bridge.teacher, Projection)]
         if projected:
             found.update(collapse(torch.cat(projected, dim=1)))
