@@ -23,7 +23,10 @@ MAY_IMPORT = {
     "selection": CORE,
     "knowledge": CORE | {"token_losses", "selection"},
     "composition": CORE | {"token_losses", "selection", "knowledge"},
-    "methods": CORE | {"token_losses", "selection", "knowledge", "composition"},
+    "negatives": CORE,
+    "memory_bank": CORE,
+    "contrastive": CORE | {"memory_bank"},
+    "methods": CORE | {"token_losses", "selection", "knowledge", "composition", "negatives", "contrastive"},
 }
 """Parts of kdcore that are pure computation, and all that they may know of kdcore."""
 

@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "accumulation"), [("rail_kd_l", 1), ("rail_kd_c", 2), ("finetune", 1)])
+@pytest.mark.parametrize(
+    ("method", "accumulation"), [("rail_kd_l", 1), ("rail_kd_c", 2), ("finetune", 1), ("codir", 1), ("codir", 2)])
 def test_two_ranks_equal_one(method: str, accumulation: int, prepared: Prepared, tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     main(prepared.folder, one, method, accumulation)
