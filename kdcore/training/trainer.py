@@ -331,7 +331,9 @@ def _arguments(settings: Training, distiller: Distiller, seed: int, folder: Path
         learning_rate=settings.learning_rate, max_grad_norm=settings.clip_norm, use_cpu=on_cpu,
         fp16=distiller.precision.name == "fp16", ddp_backend="gloo" if on_cpu and not alone else None,
         # Methods may leave parts of the student without a gradient, e.g. its last feed-forward layer.
-        ddp_find_unused_parameters=True, eval_strategy="no", save_strategy="no", logging_strategy="no",
+        ddp_find_unused_parameters=True,
+        # Buffers are equal on all ranks by themselves; a memory bank would be sent anew for every micro-batch.
+        ddp_broadcast_buffers=False, eval_strategy="no", save_strategy="no", logging_strategy="no",
         report_to=[], disable_tqdm=True, remove_unused_columns=False, logging_nan_inf_filter=False)
     arguments.per_device_train_batch_size = max(
         1, settings.batch_size // (settings.accumulation * arguments.world_size))
