@@ -2,10 +2,12 @@
 an exported student."""
 
 import copy
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
@@ -21,7 +23,7 @@ from kdcore.models.initialise import build_student
 from kdcore.models.loading import dims, load_tokenizer, tokenizer_fingerprint
 from kdcore.models.reading import family, read
 from kdcore.objective import Phase, Progress
-from kdcore.stages import features
+from kdcore.stages import distill, evaluate, features, prepare, teacher
 from kdcore.stages.distill import Work
 from kdcore.teacher import Teacher
 from kdcore.training.distiller import Distiller
@@ -121,10 +123,10 @@ def test_pair(place: int, tmp_path: Path) -> None:
             work.teacher(phases, pair.name)
         assert all(fingerprint in str(caught.value) for fingerprint in work.prepared.info.tokenizers.values())
     work, _ = usable[place % len(usable)]
-    teacher = work.teacher(tuple(phase for _, phases in usable for phase in phases), pair.name)
+    source = work.teacher(tuple(phase for _, phases in usable for phase in phases), pair.name)
     for _, phases in usable:
-        one_step(copy.deepcopy(start), phases, teacher, work.prepared)
-    trains_and_is_the_same_after_export(start, work, teacher, tmp_path)
+        one_step(copy.deepcopy(start), phases, source, work.prepared)
+    trains_and_is_the_same_after_export(start, work, source, tmp_path)
 
 
 def aligned(phases: tuple[Phase, ...]) -> bool:
@@ -132,7 +134,7 @@ def aligned(phases: tuple[Phase, ...]) -> bool:
     return all(key.is_sentence_level for phase in phases for key in phase.objective.needs.teacher)
 
 
-def one_step(student: PreTrainedModel, phases: tuple[Phase, ...], teacher: Teacher, prepared: Prepared) -> None:
+def one_step(student: PreTrainedModel, phases: tuple[Phase, ...], source: Teacher, prepared: Prepared) -> None:
     """Forward and backward of a batch in each phase: finite losses, and a gradient from the embeddings on."""
     examples = Examples(prepared, "train", teacher_inputs=True)
     batch = examples.__getitems__(range(8))
@@ -140,9 +142,9 @@ def one_step(student: PreTrainedModel, phases: tuple[Phase, ...], teacher: Teach
         objective = phase.objective
         distiller = Distiller(student.train(), objective, Precision("fp32", "cpu"))
         objective.before_steps(lambda: 1.0)
-        objective.before_epoch(START, lambda ids, keys: teacher.features(examples.__getitems__(ids.tolist()), keys))
+        objective.before_epoch(START, lambda ids, keys: source.features(examples.__getitems__(ids.tolist()), keys))
         needs = objective.needs_at(START).teacher
-        loss = distiller(batch, teacher.features(batch, needs), START)
+        loss = distiller(batch, source.features(batch, needs), START)
         assert loss.total.shape == (8,)
         assert all(part.isfinite().all() for part in loss.parts.values())
         student.zero_grad()
@@ -168,17 +170,17 @@ def test_scores_beyond_the_window_of_modernbert_are_refused_before_training(tmp_
               Journal(tmp_path / "journal.jsonl", None), "pair")
 
 
-def trains_and_is_the_same_after_export(student: PreTrainedModel, work: Work, teacher: Teacher, folder: Path) -> None:
+def trains_and_is_the_same_after_export(student: PreTrainedModel, work: Work, source: Teacher, folder: Path) -> None:
     """What `distill` does for a seed, and what a user of the exported folder does."""
     before = {name: value.clone() for name, value in student.state_dict().items()}
     phases = work.phases(dims(student), seed=1)
     result = train(student, phases, work.prepared, work.settings, 1, folder / "checkpoints",
-                   Journal(folder / "journal.jsonl", None), "pair", teacher)
+                   Journal(folder / "journal.jsonl", None), "pair", source)
     assert result.record["skipped_steps"] == 0
     stem = family(student.config).layers
     assert any(stem in name and not torch.equal(value, before[name]) for name, value in student.state_dict().items())
-    source = work.study.pair.student.source
-    tokenizer = load_tokenizer(str(work.teacher_folder) if source == "teacher" else source)
+    own = work.study.pair.student.source
+    tokenizer = load_tokenizer(str(work.teacher_folder) if own == "teacher" else own)
     export(result.student, tokenizer, result.record, folder / "out")
     tokenizer = AutoTokenizer.from_pretrained(folder / "out")
     assert tokenizer_fingerprint(tokenizer) == work.prepared.info.tokenizers["student"]
@@ -188,3 +190,57 @@ def trains_and_is_the_same_after_export(student: PreTrainedModel, work: Work, te
     with torch.no_grad():
         ours, theirs = (read(each, inputs, frozenset({LOGITS})).logits for each in (result.student, again))
     assert torch.equal(ours, theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("student", "layers", "method"), [
+    ({"layers": "even", "depth": 6}, 6, "rail_kd_l"),
+    ({"source": "paraphrase-minilm-3x384"}, 3, "alp_kd"),
+], ids=["six_layers_of_itself", "BERT_pieces"])
+def test_real_encoders_from_raw_data_to_evaluation(student: dict[str, Any], layers: int, method: str, shared: Path,
+                                                   tmp_path: Path) -> None:
+    """e5-small (12 layers of width 384, XLM-R's word pieces) teaches on a part of SST-2 in the hub's files."""
+    if "source" in student:
+        student = {"source": str(shared / "models" / student["source"])}
+    training = {"batch_size": 16, "learning_rate": 1e-4, "precision": "fp32"}
+    study = config.parse(config.Study, {
+        "code": ".", "study": {"datasets": ["sst2"], "methods": [method], "seeds": [1]},
+        "pair": {"teacher": {"source": str(shared / "models" / "e5-small-12x384")}, "student": student,
+                 "max_length": 32},
+        "training": {"teacher": training | {"epochs": 1}, "student": training | {"epochs": 3}},
+        "datasets": {"sst2": {"data": {"source": str(shared / "data" / "glue"), "train_rows": 96, "eval_rows": 64,
+                                       "ood_sets": []}, "teacher": {}, "student": {}}},
+        "methods": {method: {}}, "features": {"kinds": ["logits", "cls", "mean"]}, "gate": {"allow_weak": True},
+        "evaluation": {"latency": False}}, "params.yaml")
+    layout = Layout(tmp_path)
+    prepare.run(study, layout, "sst2")
+    teacher.run(study, layout, "sst2")
+    features.run(study, layout, "sst2")
+    distill.run(study, layout, "sst2", method)
+    evaluate.run(study, layout, "sst2", method)
+
+    steps = [json.loads(line) for line in next(layout.logs.glob("distill@*.jsonl")).read_text().splitlines()]
+    losses = [step["loss"] for step in steps if "gradient_norm" in step]
+    assert sum(losses[-3:]) < sum(losses[:3])
+    prepared = Prepared.load(layout.prepared("sst2"))
+    assert prepared.same_tokenizer == ("layers" in student)
+    folder = layout.student("sst2", method) / "seed-1"
+    again = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    start, _ = build_student(study.pair.student, layout.teacher("sst2"), prepared.info.labels, seed=1)
+    assert again.config.num_hidden_layers == layers
+    assert all(not torch.equal(mine.weight, theirs.weight) for mine, theirs in zip(
+        (module for module in again.bert.encoder.modules() if isinstance(module, torch.nn.Linear)),
+        (module for module in start.bert.encoder.modules() if isinstance(module, torch.nn.Linear)), strict=True))
+
+    texts = pq.read_table(layout.prepared("sst2") / "validation.parquet").column("text").to_pylist()
+    inputs = AutoTokenizer.from_pretrained(folder)(texts, truncation=True, max_length=32, padding=True,
+                                                   return_tensors="pt")
+    with torch.no_grad():
+        logits = again(**inputs).logits
+    evaluation = layout.evaluation("sst2", method)
+    predicted = pq.read_table(evaluation / "predictions" / "seed-1" / "validation.parquet")
+    stored = torch.tensor([predicted.column(f"logit:{name}").to_pylist() for name in prepared.info.labels]).T
+    torch.testing.assert_close(stored, logits, rtol=0, atol=0.03)  # evaluation is in bf16 where the hardware is
+    right = (stored.argmax(dim=1) == torch.tensor(predicted.column("label").to_pylist())).float().mean().item()
+    metrics = json.loads((evaluation / "metrics.json").read_text())["seed-1"]["validation"]
+    assert metrics["accuracy"] == pytest.approx(right)
