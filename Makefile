@@ -35,7 +35,7 @@ up: $(INSTALLED)  ## Start Prefect, a worker and MLflow in the background on 127
 down: $(INSTALLED)  ## Stop what `make up` started, and nothing else
 	$(BIN)/python -m tasks.services down
 
-bench: $(INSTALLED)  ## Measure training, teacher store and memory into results/bench.json
+bench: $(INSTALLED)  ## Measure what methods and rows cost into results/bench.json (ten minutes, quiet machine)
 	$(BIN)/python -m kdcore.bench --output results/bench.json
 
 gpu-check:  ## Run the gpu tests and the bench on CUDA (under 6 minutes, no network)
@@ -51,7 +51,7 @@ lock:  ## Pin what requirements.in resolves to today into requirements.lock
 	rm -rf .kdflow/lock
 
 clean:  ## Delete caches and unfinished work; keeps .venv, results and the DVC cache
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .kdflow/scratch .kdflow/logs studies/*/.kdflow
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .kdflow/scratch .kdflow/kept .kdflow/logs studies/*/.kdflow
 	find . -path ./.venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:  ## Show this list

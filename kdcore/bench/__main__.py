@@ -39,6 +39,11 @@ def main() -> int:
     prepare_environment()
     if options.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks
+    try:
+        chosen = _chosen(options.methods)
+    except UserError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return error.exit_code
     import torch
 
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -50,12 +55,8 @@ def main() -> int:
     cuda = torch.cuda.is_available()
     size = options.size or ("base" if cuda else "tiny" if options.quick else "small")
     machine = _machine(torch)
-    try:
-        timing = _timing(options, size, cuda)
-        rows = _rows(options.quick, cuda) if "rows" in options.sections else []
-    except UserError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return error.exit_code
+    timing = _timing(chosen, set(options.sections) - {"rows"}, options.quick, size, cuda)
+    rows = _rows(options.quick, cuda) if "rows" in options.sections else []
     content = report.merge(machine, options.quick, size, timing, rows) | {
         "bench_seconds": time.monotonic() - started}
     options.output.parent.mkdir(parents=True, exist_ok=True)
@@ -80,21 +81,24 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _timing(options: argparse.Namespace, size: str, cuda: bool) -> dict[str, Any] | None:
-    """Times the methods asked for; None when no section wants it."""
+def _chosen(named: list[str] | None) -> tuple[str, ...]:
+    """The methods to compare with fine-tuning; raises UserError for one that does not exist."""
     from kdcore import methods
+
+    for name in named or ():
+        methods.load(name)
+    return tuple(name for name in named or methods.names() if name != "finetune")
+
+
+def _timing(chosen: tuple[str, ...], sections: set[str], quick: bool, size: str, cuda: bool) -> dict[str, Any] | None:
+    """Times the methods; None when no section wants it."""
     from kdcore.bench.models import SIZES
-    from kdcore.bench.pair import BASELINE
     from kdcore.bench.timing import Work
 
-    sections = set(options.sections) - {"rows"}
     if not sections:
         return None
-    chosen = tuple(name for name in options.methods or methods.names() if name != BASELINE)
-    for name in chosen:
-        methods.load(name)
     deep = tuple(name for name in COMPARED_BY_DEPTH if name in chosen) if "depth" in sections else ()
-    if options.quick:
+    if quick:
         rows, steps, rounds, builds = (1_000, 20, 3, 1) if cuda else (128, 3, 2, 1)
     else:
         rows, steps, rounds, builds = (1_000, 31, 8, 3) if cuda else (1_000, 11, 6, 3)
@@ -106,7 +110,7 @@ def _timing(options: argparse.Namespace, size: str, cuda: bool) -> dict[str, Any
 def _rows(quick: bool, cuda: bool) -> list[dict[str, Any]]:
     from kdcore.bench.rows import FEW_KERNELS, Work
 
-    numbers = (1_000, 10_000, 100_000) if not quick else (1_000, 10_000) if cuda else (128, 512)
+    numbers = (1_000, 10_000, 50_000) if not quick else (1_000, 10_000) if cuda else (128, 512)
     return [_measure("rows", Work(number, "slim", steps=5 if quick else 30), f"{number:,} rows", FEW_KERNELS)
             for number in numbers]
 

@@ -26,9 +26,16 @@ class Ratio:
     low: float
     high: float
 
-    def verdict(self, at_most: float) -> Literal["met", "missed", "within noise"]:
-        """Whether a target is met; `within noise` when the interval lies on both sides of it."""
-        return "met" if self.high <= at_most else "missed" if self.low > at_most else "within noise"
+    @property
+    def reach(self) -> float:
+        """How far from 1 the interval reaches: of fine-tuning against itself, the noise of the measurement."""
+        return max(1 - self.low, self.high - 1)
+
+    def verdict(self, at_most: float, noise: float) -> Literal["met", "missed", "within noise"]:
+        """Whether a target is met; `within noise` when it lies inside the interval, or nearer than `noise`."""
+        if max(self.high, self.value + noise) <= at_most:
+            return "met"
+        return "missed" if min(self.low, self.value - noise) > at_most else "within noise"
 
 
 def ratio(method: Seconds, baseline: Seconds, less: Seconds | None = None) -> Ratio:

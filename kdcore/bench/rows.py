@@ -39,15 +39,14 @@ def measure(work: Work, folder: Path) -> dict[str, Any]:
     pair.teacher_folder(depth)
     before = own_bytes()
     with PeakMemory(pair.device) as building:
-        built = pair.build(depth)
+        pair.build(depth)
     with PeakMemory(pair.device) as training:
         pair.step_seconds(METHOD, depth, "stored", work.steps)
     size = sum(file.stat().st_size for file in pair.store_folder(depth).iterdir())
     batches = list(LengthGroupedBatches(pair.tokens.lengths, BATCH, seed=0))
     return {
         "rows": work.rows, "steps": work.steps, "padding_share": padding_share(pair.tokens.lengths, batches),
-        "store": {"bytes": size, "bytes_per_row": size / work.rows,
-                  "rows_per_second": built["rows"] / built["seconds"]},
+        "store": {"bytes": size, "bytes_per_row": size / work.rows},
         "memory": {"before_bytes": before, "store_build_peak_bytes": building.host,
                    "training_peak_bytes": training.host, "training_peak_cuda_bytes": training.device},
     }

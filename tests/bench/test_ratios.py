@@ -52,6 +52,14 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says():
 
 
 def test_verdicts():
-    assert Ratio(1.02, 1.01, 1.04).verdict(1.05) == "met"
-    assert Ratio(1.08, 1.06, 1.10).verdict(1.05) == "missed"
-    assert Ratio(1.04, 1.01, 1.07).verdict(1.05) == "within noise"
+    assert Ratio(1.02, 1.01, 1.04).verdict(1.05, noise=0.02) == "met"
+    assert Ratio(1.08, 1.06, 1.10).verdict(1.05, noise=0.02) == "missed"
+    assert Ratio(1.04, 1.01, 1.07).verdict(1.05, noise=0.0) == "within noise"
+
+
+def test_no_verdict_is_surer_than_fine_tuning_against_itself():
+    noise = Ratio(1.01, 0.96, 1.03).reach
+    assert noise == pytest.approx(0.04)
+    assert Ratio(1.02, 1.01, 1.03).verdict(1.05, noise) == "within noise"
+    assert Ratio(1.08, 1.07, 1.09).verdict(1.05, noise) == "within noise"
+    assert Ratio(1.12, 1.11, 1.13).verdict(1.05, noise) == "missed"
