@@ -98,3 +98,12 @@ class Features(Mapping[FeatureKey, Tensor]):
     def stack(self, keys: Sequence[FeatureKey]) -> Float[Tensor, "b k d"]:
         """Sentence-level features of k layers side by side, in the order of the keys."""
         return torch.stack([self[key] for key in keys], dim=1)
+
+
+def masked_mean(states: Float[Tensor, "b t d"], mask: Int[Tensor, "b t"]) -> Float[Tensor, "b d"]:
+    """What `mean` is: the mean over the tokens whose mask is 1, in float32 at least.
+
+    What padding holds does not matter, not even NaN.
+    """
+    kept = states.masked_fill(mask.unsqueeze(-1) == 0, 0)
+    return kept.sum(dim=1, dtype=torch.promote_types(states.dtype, torch.float32)) / mask.sum(dim=1, keepdim=True)

@@ -5,7 +5,7 @@ Shapes are compared before anything is subtracted, so that broadcasting cannot t
 """
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -91,12 +91,6 @@ def layer_attention(
 def layer_mixture(weights: Float[Tensor, "b k n"], teacher: Float[Tensor, "b n d"]) -> Float[Tensor, "b k d"]:
     """The teacher's layers summed with the weights of each student layer."""
     return _product(weights, teacher)
-
-
-def masked_mean(states: Float[Tensor, "b t d"], mask: Int[Tensor, "b t"]) -> Float[Tensor, "b d"]:
-    """Mean over the tokens whose mask is 1; what padding holds does not matter, not even NaN."""
-    kept = states.masked_fill(mask.unsqueeze(-1) == 0, 0)
-    return kept.sum(dim=1, dtype=_wide(states[:0]).dtype) / mask.sum(dim=1, keepdim=True)
 
 
 def mean_cosine(vectors: Float[Tensor, "b *axes d"]) -> Float[Tensor, "*axes"]:

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from kdcore.config import StoredFeatures
 from kdcore.data.prepared import Prepared
@@ -52,7 +52,7 @@ class Teacher:
         """
         refuse_unaligned_tokens(prepared, needs)
         if inner := needs - {LOGITS}:
-            check(_config(folder), inner, prepared.info.max_length)
+            check(load_config(_first(folder)), inner, prepared.info.max_length)
         store = FeatureStore.open(features)
         precision = store.manifest.precision if settings.precision == "auto" else settings.precision
         store.manifest.check(manifest(prepared, folder, settings, precision), features)
@@ -101,11 +101,11 @@ class Teacher:
 
 def teacher_dims(folder: Path) -> Dims:
     """The sizes of the teacher in a folder, of several the first one's, read from its configuration alone."""
-    return dims(_config(folder))
+    return dims(load_config(_first(folder)))
 
 
-def _config(folder: Path) -> PretrainedConfig:
-    return load_config(str(models(folder)[0].absolute()))
+def _first(folder: Path) -> str:
+    return str(models(folder)[0].absolute())
 
 
 def manifest(prepared: Prepared, folder: Path, settings: StoredFeatures,

@@ -1,9 +1,11 @@
 """Names of features and the refusal of what was not declared."""
 
+import math
+
 import pytest
 import torch
 
-from kdcore.features import KINDS, LOGITS, FeatureKey, Features, layer_keys
+from kdcore.features import KINDS, LOGITS, FeatureKey, Features, layer_keys, masked_mean
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -47,3 +49,21 @@ def test_layers_are_stacked_in_the_order_asked_for() -> None:
     assert stacked[:, :, 0].tolist() == [[3.0, 1.0], [3.0, 1.0]]
     with pytest.raises(KeyError, match="cls-04 was not declared"):
         features.stack(layer_keys("cls", (1, 4)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+def test_masked_mean_sums_half_precision_in_float32(dtype: torch.dtype) -> None:
+    mean = masked_mean(torch.full((1, 3000, 1), 1.0, dtype=dtype), torch.ones(1, 3000, dtype=torch.int64))
+    assert mean.dtype == torch.float32
+    assert mean.item() == 1.0
+
+
+def test_masked_mean_by_hand_ignores_whatever_padding_holds() -> None:
+    states = torch.tensor([[[1.0, 2.0], [3.0, 6.0], [9.0, 9.0]], [[5.0, 7.0], [0.0, 0.0], [0.0, 0.0]]])
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    hand = torch.tensor([[2.0, 4.0], [5.0, 7.0]])
+    torch.testing.assert_close(masked_mean(states, mask), hand)
+    for garbage in (1e30, math.inf, math.nan):
+        torch.testing.assert_close(masked_mean(states.masked_fill(mask[:, :, None] == 0, garbage), mask), hand)
+    longer = torch.cat([states, torch.full((2, 4, 2), 1e9)], 1)
+    torch.testing.assert_close(masked_mean(longer, torch.cat([mask, torch.zeros(2, 4, dtype=mask.dtype)], 1)), hand)

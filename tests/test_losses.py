@@ -15,7 +15,6 @@ from kdcore.losses import (
     label_loss,
     layer_attention,
     layer_mixture,
-    masked_mean,
     mean_cosine,
     outer_distance,
     squared_distance,
@@ -158,22 +157,6 @@ def test_unit_of_nothing_has_a_finite_gradient() -> None:
     assert zero.grad.isfinite().all()
 
 
-def test_masked_mean_sums_bf16_states_in_float32() -> None:
-    states = torch.full((1, 3000, 1), 1.0).to(torch.bfloat16)
-    assert masked_mean(states, torch.ones(1, 3000, dtype=torch.int64)).item() == 1.0
-
-
-def test_masked_mean_by_hand_ignores_whatever_padding_holds() -> None:
-    states = tensor([[[1.0, 2.0], [3.0, 6.0], [9.0, 9.0]], [[5.0, 7.0], [0.0, 0.0], [0.0, 0.0]]])
-    mask = tensor([[1, 1, 0], [1, 0, 0]])
-    hand = tensor([[2.0, 4.0], [5.0, 7.0]])
-    torch.testing.assert_close(masked_mean(states, mask), hand)
-    for garbage in (1e30, math.inf, math.nan):
-        torch.testing.assert_close(masked_mean(states.masked_fill(mask[:, :, None] == 0, garbage), mask), hand)
-    longer = torch.cat([states, torch.full((2, 4, 2), 1e9)], 1)
-    torch.testing.assert_close(masked_mean(longer, torch.cat([mask, torch.zeros(2, 4, dtype=mask.dtype)], 1)), hand)
-
-
 def test_mean_cosine_equals_the_loop_over_pairs() -> None:
     values = torch.randn(6, 3, 5, dtype=torch.float64)
     pairs = [(i, j) for i in range(6) for j in range(6) if i != j]
@@ -235,7 +218,6 @@ def test_half_precision_is_widened_before_any_arithmetic(dtype: torch.dtype) -> 
         (outer_distance(student, teacher, teacher, student),
          outer_distance(student.float(), teacher.float(), teacher.float(), student.float())),
         (layer_attention(student[None], teacher[None]), layer_attention(student.float()[None], teacher.float()[None])),
-        (masked_mean(student[None], torch.ones(1, 4, dtype=torch.int64)), student.float()[None].mean(1)),
         (unit(torch.full((1, 3), 6e4).to(dtype)), torch.full((1, 3), 3**-0.5)),  # its square overflows float16
     ):
         assert half.dtype == torch.float32

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from kdcore.config import MethodConfig
 from kdcore.errors import UserError
-from kdcore.features import LOGITS, Features, layer_keys
-from kdcore.losses import kd_loss, label_loss, masked_mean, squared_distance, unit
+from kdcore.features import LOGITS, Features, layer_keys, masked_mean
+from kdcore.losses import kd_loss, label_loss, squared_distance, unit
 from kdcore.mapping import Grouping, groups
 from kdcore.objective import Batch, Loss, Needs, Objective, Phase, Progress, Setting
 from kdcore.projection import Projection, initialised_from

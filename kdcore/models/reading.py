@@ -20,8 +20,7 @@ from transformers import DebertaV2Model, ModernBertModel, MPNetModel, Pretrained
 from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_emb
 
 from kdcore.errors import UserError, did_you_mean
-from kdcore.features import FeatureKey, Features
-from kdcore.losses import masked_mean
+from kdcore.features import FeatureKey, Features, masked_mean
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from kdcore import methods
-from kdcore.features import LOGITS, FeatureKey, Features
-from kdcore.losses import masked_mean
+from kdcore.features import LOGITS, FeatureKey, Features, masked_mean
 from kdcore.objective import Batch, Dims, Loss, Objective, Setting
 from tests.methods.toys import progress
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from kdcore import methods
 from kdcore.errors import UserError
-from kdcore.features import LOGITS, FeatureKey, Features, layer_keys
-from kdcore.losses import masked_mean, unit
+from kdcore.features import LOGITS, FeatureKey, Features, layer_keys, masked_mean
+from kdcore.losses import unit
 from kdcore.methods import codir
 from kdcore.objective import Batch, Dims, Loss, Objective, Setting
 from tests.methods.toys import CLASSIFICATION, EXAMPLES, REGRESSION, Toy, batch, progress, toys

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from kdcore import methods
 from kdcore.errors import UserError
-from kdcore.features import LOGITS, FeatureKey, Features
-from kdcore.losses import masked_mean
+from kdcore.features import LOGITS, FeatureKey, Features, masked_mean
 from kdcore.objective import Batch, Dims, Loss, Objective, Setting
 from kdcore.projection import COLLAPSE_ALARMS
 from tests.methods.toys import CLASSIFICATION, Toy, batch, progress, toys

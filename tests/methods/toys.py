@@ -5,8 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from kdcore.features import FeatureKey, Features
-from kdcore.losses import masked_mean
+from kdcore.features import FeatureKey, Features, masked_mean
 from kdcore.objective import Batch, Dims, Progress, Setting
 
 EXAMPLES = 16

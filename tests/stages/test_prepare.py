@@ -80,7 +80,7 @@ def test_another_tokenizer_gets_its_own_files(tmp_path: Path, teacher: Path) -> 
     assert prepared.tokens("train", "student").pad_id != prepared.tokens("train", "teacher").pad_id
 
 
-@pytest.mark.parametrize("family", ["bert", "distilbert", "roberta", "mpnet", "xlm-roberta", "electra"])
+@pytest.mark.parametrize("family", ["bert", "distilbert", "roberta", "mpnet", "xlm-roberta", "electra", "modernbert"])
 def test_positions_bound_the_length(tmp_path: Path, family: str) -> None:
     """As many tokens as a model takes are fine, one more is refused before any work."""
     model = save_tiny(tmp_path / "model", family)
