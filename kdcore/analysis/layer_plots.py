@@ -78,8 +78,7 @@ def draw_heat_maps(what: HeatMaps, path: Path) -> None:
 
 def draw_pairs(title: str, pairs: Pairs, cosines: Mapping[str, Sequence[Float[np.ndarray, "student teacher"]]],
                path: Path) -> None:
-    """One panel per pair of layers, one line per method: small dots are seeds, the large one and the number their mean.
-    """
+    """One panel per pair of layers, one line per method: circles are seeds, the dot and the number their mean."""
     figure = Figure(figsize=(WIDTH, 0.3 * len(cosines) + 1.3), layout="constrained", dpi=110)
     canvas = FigureCanvasAgg(figure)
     for axes, (student, teacher) in zip(figure.subplots(1, len(pairs), squeeze=False, sharey=True).flat, pairs,
@@ -88,8 +87,8 @@ def draw_pairs(title: str, pairs: Pairs, cosines: Mapping[str, Sequence[Float[np
         for place, seeds in enumerate(cosines.values()):
             values = [float(matrix[student - 1, teacher - 1]) for matrix in seeds]
             means.append(sum(values) / len(values))
-            axes.plot(values, [place] * len(values), "o", color=COLOURS[0], markersize=4, fillstyle="none", alpha=0.6)
-            axes.plot(means[-1:], [place], "o", color=COLOURS[0], markersize=7)
+            axes.plot(means[-1:], [place], "o", color=COLOURS[4], markersize=9)
+            axes.plot(values, [place] * len(values), "o", color=COLOURS[0], markersize=4, fillstyle="none")
         axes.set(title=f"teacher {teacher}, student {student}", xlabel="cosine", ylim=(len(cosines) - 0.5, -0.5))
         axes.set_yticks(range(len(cosines)), list(cosines))
         numbers = axes.secondary_yaxis("right")

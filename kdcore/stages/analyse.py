@@ -208,7 +208,7 @@ class Work:
                                    folder / "pairs.png")
             shown.append(Exhibit(
                 "Cosine by method", "pairs.png", "similarity.csv",
-                "The same cosine where the skip map pairs teacher and student layers: small circles are seeds, dots "
+                "The same cosine where the skip map pairs teacher and student layers: circles are seeds, dots "
                 "and numbers on the right their mean. Scales differ by panel."))
         return shown
 

@@ -81,7 +81,7 @@ def test_pairs_have_a_panel_each_with_seeds_and_means(tmp_path, figures):
     pairs(tmp_path / "a.png")
     panels = figures[0].axes
     assert [axes.get_title() for axes in panels] == [f"teacher {2 * layer}, student {layer}" for layer in (1, 2, 3)]
-    seeds, mean = panels[2].get_lines()[:2]
+    mean, seeds = panels[2].get_lines()[:2]
     values = [matrix(seed=seed)[2, 5] for seed in (0, 7)]
     np.testing.assert_allclose(seeds.get_xdata(), values)
     np.testing.assert_allclose(mean.get_xdata(), [np.mean(values)])
