@@ -455,8 +455,8 @@ def _first_problem(model: type[BaseModel], error: pydantic.ValidationError) -> s
 def _fields_at(annotation: Any, place: tuple[int | str, ...]) -> list[str]:
     """Names of the fields of the settings at a place; empty where no settings are."""
     for part in place:
-        if get_origin(annotation) is dict:
-            annotation = get_args(annotation)[1]
+        if get_origin(annotation) in (dict, tuple):
+            annotation = get_args(annotation)[1 if get_origin(annotation) is dict else 0]
         else:
             field = _fields_of(annotation).get(str(part))
             annotation = field.annotation if field else None

@@ -47,6 +47,8 @@ def test_commands_exist(document, command):
             assert {word for word in rest if "=" not in word} <= TARGETS
         case "kdflow":
             assert rest[0].startswith("--") or rest[0] in COMMANDS or rest[0].isupper()
+        case "python" if "-m" not in rest:
+            assert (ROOT / rest[0]).is_file()
         case "python" | "torchrun":
             assert importlib.util.find_spec(rest[rest.index("-m") + 1]) is not None
         case "dvc":
@@ -89,7 +91,7 @@ def test_links_lead_somewhere(document):
 
 
 def test_files_and_folders_that_the_readme_names_exist():
-    for name in re.findall(r"`((?:kdcore|studies|docs|tests|flows|tasks)/[A-Za-z0-9_./-]*)`", README):
+    for name in re.findall(r"`((?:kdcore|studies|docs|tests|flows|tasks|examples)/[A-Za-z0-9_./-]*)`", README):
         if "mine" not in name:
             assert (ROOT / name).exists(), f"README names {name}"
 
@@ -125,9 +127,9 @@ def test_python_of_the_readme_names_an_exported_student():
 
 def test_the_settings_guide_names_every_key():
     text = (ROOT / "docs" / "params.md").read_text(encoding="utf-8")
-    models = [config.Selection, config.TeacherModel, config.StudentModel, config.Pair, config.Training, config.Data,
-              config.Files, config.OutOfDomain, config.StoredFeatures, config.TeacherGate, config.Evaluation,
-              config.Study]
+    models = [config.Selection, config.TeacherModel, config.Member, config.StudentModel, config.Pair, config.Training,
+              config.Data, config.Files, config.OutOfDomain, config.StoredFeatures, config.TeacherGate,
+              config.Evaluation, config.Study]
     for model in models:
         for name in model.model_fields:
             said = re.search(rf"[`.]{name}\b|^{name}:|^## .*\b{name}\b", text, re.MULTILINE)

@@ -88,6 +88,17 @@ def test_a_registered_pair_model_says_all_that_one_needs(store: Store) -> None:
     assert "dvc repro distill@toy-rail_kd_l" in version.description
 
 
+def test_a_teacher_that_is_no_single_model_is_told(store: Store) -> None:
+    toy.write_study(store.layout)
+    (store.layout.student("toy", "rail_kd_l") / "seed-1" / "training.json").write_text(
+        '{"taught_by": "the average of the logits of 2 teachers: a, seed 1; b, seed 2"}')
+    toy.lock(store.layout)
+    registered = register(store)
+    version = tracking_store.connect().get_model_version(registered.name, registered.version)
+    assert version.tags["kdflow.teacher"] == "the average of the logits of 2 teachers: a, seed 1; b, seed 2"
+    assert "**Its teacher:** the average of the logits of 2 teachers: a, seed 1; b, seed 2." in version.description
+
+
 def test_the_loaded_model_gives_the_probabilities_of_the_raw_logits(store: Store) -> None:
     toy.write_study(store.layout)
     model = load(store, register(store).uri)

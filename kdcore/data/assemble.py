@@ -48,13 +48,12 @@ def assemble(study: Path, name: str, data: config.Data, usable: int) -> Assemble
         like, metrics = own.columns(data), own.default_metrics(data)
     parts += own.read_ood(study, name, data.ood, like)
     _check_names(name, parts)
-    whole = parts = [teacher_files.with_row_numbers(part) if data.teacher_files else part for part in parts]
+    whole = parts
     parts = _select(name, _train_rows(name, parts, data), data)
     parts = [_eval_rows(part, data) if part.role != "train" else part for part in parts]
     answers = {}
     if data.teacher_files:
         answers = teacher_files.read(study, name, data.teacher_files, like.labels, whole, parts)
-        parts = [teacher_files.without_row_numbers(part) for part in parts]
     warnings = [*warnings, *(text for part in parts for text in part.rows.warnings), *_check_train(name, parts, like),
                 *_overlaps(parts)]
     return Assembled(like.labels, like.score_range, metrics, like.text_pair is not None, tuple(parts), tuple(warnings),

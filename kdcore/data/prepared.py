@@ -137,7 +137,11 @@ class Prepared:
         return self.info.splits[name]
 
     def table(self, split: str) -> pa.Table:
-        """Rows of a split: id, text, [text_pair], label, [source_id]; row i has id i."""
+        """Rows of a split: id, text, [text_pair], label, [source_id]; row i has id i.
+
+        `source_id` is the row's id in the source. Without one in the source, and with all its rows here, there is no
+        such column; with some of them, it is the row's number there, from 0.
+        """
         path = split_file(self.folder, self.split(split).name)
         try:
             return pq.read_table(path)

@@ -33,24 +33,7 @@ ROUNDING = 0.02
 """How far a sum of probabilities may be from 1: three classes rounded to two digits miss it by up to 0.015."""
 SHOWN = 5
 
-_SOURCE_ID, _ROW = "source_id", "source_row"
 _NESTED = {"probabilities": PROBABILITY, "logits": LOGIT}
-
-
-def with_row_numbers(part: Part) -> Part:
-    """The part with the number of each row beside it, as text, where its source gives no ids."""
-    table = part.rows.table
-    if _SOURCE_ID in table.column_names:
-        return part
-    numbered = table.append_column(_ROW, pa.array(map(str, range(len(part))), pa.large_string()))
-    return replace(part, rows=replace(part.rows, table=numbered))
-
-
-def without_row_numbers(part: Part) -> Part:
-    """Undo `with_row_numbers`: prepared rows are the same with and without a teacher's files."""
-    if _ROW not in part.rows.table.column_names:
-        return part
-    return replace(part, rows=replace(part.rows, table=part.rows.table.drop_columns(_ROW)))
 
 
 def read(study: Path, name: str, named: Mapping[str, str], labels: tuple[str, ...] | None, whole: Sequence[Part],
@@ -59,7 +42,7 @@ def read(study: Path, name: str, named: Mapping[str, str], labels: tuple[str, ..
 
     Args:
         named: file by split, relative to the study and inside its `data/`.
-        whole: the splits as their sources have them, with row numbers.
+        whole: the splits as their sources have them.
         parts: the splits as they are prepared. Rows held out of a split are answered by that split's file, if at all.
 
     Returns:
@@ -81,19 +64,13 @@ def read(study: Path, name: str, named: Mapping[str, str], labels: tuple[str, ..
         _refuse_unknown(raw, given, _ids_of_all(raw, [known[other] for other in known if named.get(other) == file]))
         source = Source(file, _sha256(study / file), holds)
         for part in parts:
-            places = pc.index_in(_ids(part), value_set=given)
+            places = pc.index_in(part.ids, value_set=given)
             if part.name == split and places.null_count:
                 _refuse_missing(raw, part, places)
             held_out = split == whole[0].name and part.name not in known
             if part.name == split or (held_out and not places.null_count):
                 answers[part.name] = Aligned(source, logits[places.to_numpy()])
     return {part.name: answers[part.name] for part in parts if part.name in answers}
-
-
-def _ids(part: Part) -> pa.Array:
-    """The ids of a part's rows, as a file names them."""
-    table = part.rows.table
-    return table.column(_SOURCE_ID if _SOURCE_ID in table.column_names else _ROW).combine_chunks()
 
 
 def _file_ids(raw: Raw) -> pa.Array:
@@ -113,7 +90,7 @@ def _file_ids(raw: Raw) -> pa.Array:
 
 def _ids_of_all(raw: Raw, sharing: Sequence[Part]) -> pa.Array:
     """The ids of the splits that one file answers, which must tell them apart."""
-    together = pa.concat_arrays([_ids(part) for part in sharing])
+    together = pa.concat_arrays([part.ids for part in sharing])
     counts = pc.value_counts(together.drop_null())
     twice = counts.filter(pc.greater(counts.field("counts"), 1))
     if len(twice):
@@ -132,7 +109,7 @@ def _refuse_unknown(raw: Raw, given: pa.Array, known: pa.Array) -> None:
 
 
 def _refuse_missing(raw: Raw, part: Part, places: pa.Array) -> NoReturn:
-    lacking = _ids(part).filter(pc.is_null(places))
+    lacking = part.ids.filter(pc.is_null(places))
     if lacking.null_count:
         raise UserError(f"{lacking.null_count:,} rows of {part.source} have no id, so {raw.where} cannot answer them; "
                         "give every row an id, or remove the id column to use row numbers")

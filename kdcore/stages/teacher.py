@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,6 @@ CODE = ("training", "models", "objective.py", "features.py", "losses.py", "mappi
         "methods/finetune.py", "data/batching.py", "data/tokens.py", "evaluation/metrics.py", "evaluation/ood.py",
         "evaluation/predict.py", "data/answers.py", "teacher_folder.py", "stages/teacher.py")
 """What decides what a teacher becomes: a checkpoint of other code is not resumed."""
-CHECKED_ROWS = 64
-"""Rows per batch where a trained teacher is looked at."""
 
 
 def run(study: config.Study, layout: Layout, dataset: str) -> None:
@@ -71,7 +69,7 @@ def run(study: config.Study, layout: Layout, dataset: str) -> None:
                 work.train(place, None)
         return
     with scratch.claim(folder):
-        finished = [scratch.once(place, work.train_into(place)) for work, place in zip(works, places, strict=True)]
+        finished = [scratch.once(place, partial(work.train, place)) for work, place in zip(works, places, strict=True)]
         whole = folder / "whole"
         shutil.rmtree(whole, ignore_errors=True)
         if answers is not None:
@@ -93,6 +91,7 @@ def run(study: config.Study, layout: Layout, dataset: str) -> None:
                 shutil.rmtree(path)
     if not members:
         shutil.rmtree(folder)
+        shutil.rmtree(layout.kept / f"teacher-{dataset}", ignore_errors=True)  # of settings before these
 
 
 @dataclass(frozen=True)
@@ -118,10 +117,6 @@ class Work:
         return {"training": self.settings.model_dump(), "precision": resolve(self.settings.precision, device()).name,
                 "model": self.model.model_dump(exclude={"seed"}), "prepared": self.prepared.fingerprint,
                 "code": scratch.hash_code(*CODE), "libraries": scratch.library_versions()}
-
-    def train_into(self, place: Path) -> Callable[[Path], None]:
-        """What `scratch.once` calls."""
-        return lambda out: self.train(place, out)
 
     def train(self, place: Path, out: Path | None) -> None:
         """Train with checkpoints in `place`, and export to `out` if given."""
@@ -225,7 +220,7 @@ def compare_with_constant(prepared: Prepared, split: str, teacher: float,
 
 
 def _logits(model: PreTrainedModel, prepared: Prepared) -> torch.Tensor:
-    return predict(model, prepared, prepared.info.select, CHECKED_ROWS, "teacher")
+    return predict(model, prepared, prepared.info.select, 64, "teacher")
 
 
 def _score(prepared: Prepared, split: str, logits: torch.Tensor) -> float:

@@ -142,6 +142,7 @@ def test_train_rows_are_a_seeded_part(tmp_path: Path, teacher: Path) -> None:
     assert positions == sorted(positions)
     assert parts["a"].info.splits["train"].note == "50 of 200 rows, drawn with seed 0"
     assert parts["a"].table("train").column("id").to_pylist() == list(range(50))
+    assert parts["a"].table("train").column("source_id").to_pylist() == [str(place) for place in positions]
 
 
 def test_held_out_rows_select_and_the_validation_split_reports(tmp_path: Path, teacher: Path) -> None:

@@ -371,3 +371,48 @@ def test_an_old_report_stays_when_a_new_one_fails(layout):
     with pytest.raises(UserError, match="missing"):
         run(layout)
     assert (layout.report / "report.md").read_bytes() == before
+
+
+def test_a_teacher_that_is_only_files_has_no_numbers_where_it_was_not_asked(layout, capsys):
+    """Neither scores of splits that its files do not answer, nor a size or latency."""
+    folder = layout.evaluation("movies", "teacher")
+    metrics, context = (json.loads((folder / f"{name}.json").read_text()) for name in ("metrics", "context"))
+    metrics["teacher"] = {"train": metrics["teacher"]["test"], "validation": metrics["teacher"]["validation"]}
+    run_of = context["runs"]["teacher"]
+    run_of["size"], run_of["training"]["phases"], run_of["training"]["history"] = {}, [], []
+    run_of["training"]["init"] = "answers in data/teacher.csv (probabilities for train)"
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+    (folder / "context.json").write_text(json.dumps(context))
+    text = run(layout)
+    assert "Teacher: answers in data/teacher.csv (probabilities for train).\n" in text
+    assert "| teacher | - | - | - | - |" in text, "its size"
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("teacher")]
+    assert rows == [["teacher", rows[0][1], "-", "-", "-", "-"], ["teacher", *6 * "-"]]
+    assert set(numbers(layout)["datasets"]["movies"]["systems"]["teacher"]["metrics"]) == {"validation/accuracy"}
+
+
+def test_several_datasets_where_one_teacher_is_only_files(tmp_path):
+    layout, _ = write_study(tmp_path)
+    write_study(tmp_path, name="reviews")
+    path = layout.evaluation("reviews", "teacher") / "metrics.json"
+    path.write_text(json.dumps({"teacher": {"train": {"accuracy": 0.9, "degenerate": False, "n": 3000}}}))
+    text = run(layout, datasets=("movies", "reviews"))
+    overview = next(line for line in text.splitlines() if line.startswith("| teacher |"))
+    cells = [cell.strip() for cell in overview.strip("|").split("|")]
+    assert cells[3:] == ["-", "-", "-"], "not evaluated there, so there is no mean of datasets either"
+    assert cells[1:3].count("-") == 0
+
+
+def test_members_of_an_average_have_curves_and_scores(layout, monkeypatch):
+    folder = layout.evaluation("movies", "teacher")
+    context = json.loads((folder / "context.json").read_text())
+    training = context["runs"]["teacher"]["training"]
+    one = dict(training)
+    training |= {"members": [one, one], "history": [], "check": {
+        "split": "validation", "teacher": 0.9, "constant": 0.5, "answer": "positive", "members": [0.88, 0.87]}}
+    (folder / "context.json").write_text(json.dumps(context))
+    drawn = []
+    monkeypatch.setattr("kdcore.analysis.plots.draw", lambda panels, path: drawn.extend(panels))
+    text = run(layout)
+    assert len(drawn[0].curves["teacher"]) == 2
+    assert "the teacher 90.0 (its members 88.0, 87.0)." in text
