@@ -19,10 +19,14 @@ _EPSILON = 1e-7
 def scores(
     queries: Float[Tensor, "b d"], positives: Float[Tensor, "b d"], negatives: Float[Tensor, "b k d"], tau: float
 ) -> Float[Tensor, "b s"]:
-    """Each query with its positive and with each of its negatives."""
-    candidates = torch.cat([positives.unsqueeze(1), negatives], dim=1)
+    """Each query with its positive and with each of its negatives.
+
+    They are multiplied apart: together, a positive with a gradient would have one computed for all negatives.
+    """
     with torch.autocast(queries.device.type, enabled=False):
-        return (candidates @ queries.unsqueeze(-1)).squeeze(-1) / tau
+        own = (queries * positives).sum(dim=1, keepdim=True)
+        others = (negatives @ queries.unsqueeze(-1)).squeeze(-1)
+    return torch.cat([own, others], dim=1) / tau
 
 
 def info_nce(scores: Float[Tensor, "b s"]) -> Float[Tensor, " b"]:

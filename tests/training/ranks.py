@@ -1,5 +1,6 @@
 """One rank of a distributed training, as a process of its own: started by torchrun, see `test_distributed`."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -10,10 +11,10 @@ from kdcore.data.prepared import Prepared
 from tests.training.problem import phases_of, run
 
 
-def main(prepared: Path, folder: Path, method: str, accumulation: int) -> None:
-    """Train without dropout and leave weights and record in `folder`, per rank."""
+def main(prepared: Path, folder: Path, method: str, accumulation: int, hyper: str) -> None:
+    """Train without dropout and leave weights and record in `folder`, per rank; `hyper` is JSON."""
     data = Prepared.load(prepared)
-    phases = phases_of(method, data)
+    phases = phases_of(method, data, **json.loads(hyper))
     result = run(data, folder, phases=phases, dropout=0.0, accumulation=accumulation, keep="last")
     rank = os.environ.get("RANK", "0")
     torch.save({"student": result.student.state_dict(), "objective": phases[0].objective.state_dict(),
@@ -21,4 +22,4 @@ def main(prepared: Path, folder: Path, method: str, accumulation: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5])

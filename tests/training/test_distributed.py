@@ -18,13 +18,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "accumulation"), [("rail_kd_l", 1), ("rail_kd_c", 2), ("finetune", 1), ("codir", 1), ("codir", 2)])
-def test_two_ranks_equal_one(method: str, accumulation: int, prepared: Prepared, tmp_path: Path) -> None:
+    ("method", "accumulation", "hyper"),
+    [("rail_kd_l", 1, "{}"), ("rail_kd_c", 2, "{}"), ("finetune", 1, "{}"), ("codir", 2, "{}"),
+     ("codir", 1, '{"bank": "refresh"}'), ("codir", 2, '{"objective": "nce_two_sided", "gamma": 0.01}')])
+def test_two_ranks_equal_one(method: str, accumulation: int, hyper: str, prepared: Prepared, tmp_path: Path) -> None:
+    """Memory banks too, which each rank fills with the examples of both."""
     one, two = tmp_path / "one", tmp_path / "two"
-    main(prepared.folder, one, method, accumulation)
+    main(prepared.folder, one, method, accumulation, hyper)
     said = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m",
-         "tests.training.ranks", str(prepared.folder), str(two), method, str(accumulation)],
+         "tests.training.ranks", str(prepared.folder), str(two), method, str(accumulation),
+         hyper],
         cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=200)
     assert said.returncode == 0, said.stderr
     (alone,), ranks = _results(one, 1), _results(two, 2)
