@@ -84,11 +84,8 @@ class Student:
 
     seed: int
     folder: Path
+    history: list[dict[str, Any]]
     record: dict[str, Any]
-
-    @property
-    def history(self) -> list[dict[str, Any]]:
-        return self.record["history"]
 
 
 @dataclass(frozen=True)
@@ -195,7 +192,7 @@ class Work:
                  if self.student.layers <= self.teacher.layers else ())
         layer_plots.draw_heat_maps(
             HeatMaps(f"{self.dataset}: cosine of teacher and student layers", "mean cosine", means,
-                     np.floor(10 * lowest) / 10, 1.0, pairs), folder / "similarity.png")
+                     min(0.9, np.floor(10 * lowest) / 10), 1.0, pairs), folder / "similarity.png")
         shown = [Exhibit(
             "Cosine of teacher and student layers", "similarity.png", "similarity.csv",
             f"Mean cosine of {_POOLED[self.study.analysis.pooling]} in each teacher layer (to the right) and each "
@@ -238,8 +235,9 @@ class Work:
         return [Exhibit("Attention of ALP-KD", "attention.png", "attention.csv",
                         f"The weight that each student layer (up) gives each teacher layer (to the right), averaged "
                         f"over all {info.splits[info.train].rows:,} training rows, by the final student of seed "
-                        f"{student.seed} without dropout. Rows sum to 1; equal weights would be "
-                        f"{layer_plots.decimals(1 / weights.shape[1], 2)}.")]
+                        f"{student.seed} without dropout. Rows sum to 1" + (
+                            f"; equal weights would be {layer_plots.decimals(1 / weights.shape[1], 2)}."
+                            if objective.allowed is None else ", within the block that a student layer looks at."))]
 
     def draws(self, folder: Path) -> list[Exhibit]:
         """How often each teacher layer was drawn, over all epochs and seeds."""
@@ -302,7 +300,7 @@ def _student(folder: Path, command: str) -> Student:
     path = folder / RECORD
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        return Student(int(record["seed"]), folder, record)
+        return Student(int(record["seed"]), folder, record["history"], record)
     except FileNotFoundError:
         raise UserError(f"{path} is missing, so nobody knows how this model was trained; run `{command}` again") \
             from None

@@ -197,6 +197,17 @@ def test_tokens_of_different_tokenizers_are_not_compared(copied):
     assert [exhibit.image for exhibit in found.shown] == ["draws.png", "collapse.png"]
 
 
+def test_a_teacher_without_layers_is_said(copied):
+    study, layout = copied
+    (layout.teacher("toy") / "answers").mkdir()
+    for method in ("alp_kd", "rail_kd_l"):
+        shutil.rmtree(layout.student("toy", method))
+    found = run(study, layout)
+    assert found.shown == ()
+    assert found.absent[-1] == ("The cosine of teacher and student layers is not defined: the teacher has outputs and "
+                                "no layers.")
+
+
 def test_a_student_deeper_than_its_teacher_has_no_pairs(copied):
     study, layout = copied
     for method in METHODS:
