@@ -17,7 +17,6 @@ from tasks.plan import Plan
 from tasks.slots import cores
 from tasks.stage import STOP, Order, as_dictionary, run_stage
 
-
 SHOWN = 8
 """So many blocked stages are named in a message; the table of the run's page names all."""
 
