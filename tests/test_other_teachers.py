@@ -85,7 +85,7 @@ def test_a_student_of_a_file_by_dvc(filed: tuple[Layout, str]) -> None:
     assert f"{100 * metrics['train']['accuracy']:.1f} out of fold" in said, "each row has its own answer"
     assert set(metrics) == {"train", "validation"}
     student = json.loads((layout.student("mine", "vanilla_kd") / "seed-1" / "training.json").read_text())
-    assert student["taught_by"].startswith("answers in data/teacher.jsonl (probabilities for train)")
+    assert student["taught_by"].startswith("answers in data/teacher.jsonl (probabilities)")
     assert "| teacher | " in (layout.report / "report.md").read_text()
     assert changed(layout) == set()
     with (layout.study / NAMED["train"]).open("a") as file:

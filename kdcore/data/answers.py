@@ -87,7 +87,8 @@ class Answers:
     @property
     def description(self) -> str:
         """One line for records: whose answers these are."""
-        return f"answers in {', '.join(f'{s.file} ({s.holds} for {split})' for split, s in self.sources.items())}"
+        files = dict.fromkeys(f"{source.file} ({source.holds})" for source in self.sources.values())
+        return f"answers in {', '.join(files)}"
 
 
 def write(folder: Path, answers: Mapping[str, Aligned], labels: tuple[str, ...] | None) -> None:

@@ -162,8 +162,8 @@ def test_other_splits_have_files_of_their_own(tmp_path: Path, teacher: Path,
     there = found(prepared)
     assert list(there.sources) == ["train", "validation", "twitter"]
     assert there.sources["train"].holds == "probabilities"
-    assert there.description == ("answers in data/teacher.jsonl (probabilities for train), data/dev.csv (logits for "
-                                 "validation), data/ood.csv (logits for twitter)")
+    assert there.description == ("answers in data/teacher.jsonl (probabilities), data/dev.csv (logits), data/ood.csv "
+                                 "(logits)")
     assert "mine/train: the teacher's answers are the probabilities in data/teacher.jsonl" in capsys.readouterr().out
 
 
@@ -176,6 +176,7 @@ def test_one_file_answers_splits_whose_ids_differ(tmp_path: Path, teacher: Path)
     prepared = prepare_study(study(tmp_path, teacher, lines(*rows), files=dict(files), more={"validation": FILE}))
     assert answers(prepared)[:, 1].tolist() == [0, 1, 2, 3]
     assert answers(prepared, "validation")[:, 1].tolist() == [4, 5]
+    assert found(prepared).description == "answers in data/teacher.jsonl (logits)"
 
 
 def test_rows_are_the_same_with_and_without_a_teachers_file(tmp_path: Path, teacher: Path) -> None:

@@ -275,7 +275,7 @@ class TestFiles:
                                 lambda *args, **more: pytest.fail("a teacher ran"))
         teacher.run(study, layout, "mine")
         out = capsys.readouterr().out
-        assert "mine teacher, answers in data/teacher.jsonl (probabilities for train): accuracy 90.0 on its 60" in out
+        assert "mine teacher, answers in data/teacher.jsonl (probabilities): accuracy 90.0 on its 60" in out
         assert "validation has no answers, so the teacher could be checked on its training rows only" in out
         folder = layout.teacher("mine")
         assert {path.relative_to(folder).as_posix() for path in folder.rglob("*.*")} == {
@@ -289,7 +289,7 @@ class TestFiles:
         for method in METHODS:
             distill.run(study, layout, "mine", method)
         student = record(layout.student("mine", "vanilla_kd") / "seed-1")
-        assert student["taught_by"] == "answers in data/teacher.jsonl (probabilities for train)"
+        assert student["taught_by"] == "answers in data/teacher.jsonl (probabilities)"
         assert student["teacher"] == fingerprint(folder)
         capsys.readouterr()
         for who in ("teacher", *METHODS):
@@ -303,7 +303,7 @@ class TestFiles:
         line = next(line for line in printed.splitlines() if line.startswith("teacher"))
         assert set(line.split()[1:]) == {"-"}
         text = (layout.report / "report.md").read_text()
-        assert "Teacher: answers in data/teacher.jsonl (probabilities for train)." in text
+        assert "Teacher: answers in data/teacher.jsonl (probabilities)." in text
         assert "on `train`, the teacher 90.0" in text
         assert "teacher (teacher): validation has no answers" in text
         assert json.loads((layout.measured / "teacher@mine.json").read_text()) == {}

@@ -380,11 +380,11 @@ def test_a_teacher_that_is_only_files_has_no_numbers_where_it_was_not_asked(layo
     metrics["teacher"] = {"train": metrics["teacher"]["test"], "validation": metrics["teacher"]["validation"]}
     run_of = context["runs"]["teacher"]
     run_of["size"], run_of["training"]["phases"], run_of["training"]["history"] = {}, [], []
-    run_of["training"]["init"] = "answers in data/teacher.csv (probabilities for train)"
+    run_of["training"]["init"] = "answers in data/teacher.csv (probabilities)"
     (folder / "metrics.json").write_text(json.dumps(metrics))
     (folder / "context.json").write_text(json.dumps(context))
     text = run(layout)
-    assert "Teacher: answers in data/teacher.csv (probabilities for train).\n" in text
+    assert "Teacher: answers in data/teacher.csv (probabilities).\n" in text
     assert "| teacher | - | - | - | - |" in text, "its size"
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("teacher")]
     assert rows == [["teacher", rows[0][1], "-", "-", "-", "-"], ["teacher", *6 * "-"]]
