@@ -7,26 +7,15 @@ and nothing else. Unknown keys are errors that name the nearest known one.
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, Self
 
-import pydantic
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic.fields import FieldInfo
-from ruamel.yaml import YAML, YAMLError
+from pydantic import Field, model_validator
 
 from kdcore.errors import UserError, did_you_mean
-
-T = TypeVar("T", bound=BaseModel)
-
+from kdcore.strict import Strict, parse, read_yaml
 
 FILES = "files"
 """`pair.teacher.source` where the teacher is files of answers."""
-
-
-class Strict(BaseModel):
-    """Base of all settings: no unknown keys, no changes after construction."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class MethodConfig(Strict):
@@ -136,7 +125,7 @@ class OutOfDomain(Strict):
     label: str | None = None
     labels: tuple[str, ...] | None = None
     """Names of this file's classes where they differ; joined with the dataset's by `label_map`."""
-    label_map: dict[str, str] = {}
+    label_map: dict[str, str] = Field(default={})
     """From the dataset's label names to this file's, e.g. {contradiction: neutral}."""
 
 
@@ -152,7 +141,7 @@ class Data(Strict):
     score_range: tuple[float, float] | None = None
     metrics: tuple[str, ...] = ()
     """First one selects; built-in datasets bring their own."""
-    ood: dict[str, OutOfDomain] = {}
+    ood: dict[str, OutOfDomain] = Field(default={})
 
     teacher_files: dict[str, str] | None = None
     """Answers of a teacher that is only files, by split, e.g. {train: data/teacher.parquet}; in place of the pair's
@@ -294,7 +283,7 @@ class Study(Strict):
     gate: TeacherGate
     evaluation: Evaluation
     analysis: Analysis = Analysis()
-    grid: dict[str, tuple[Any, ...]] = {}
+    grid: dict[str, tuple[Any, ...]] = Field(default={})
 
     @model_validator(mode="after")
     def _names_are_declared(self) -> Self:
@@ -392,35 +381,6 @@ def load(path: Path) -> Study:
     return parse(Study, read_yaml(path), str(path))
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML file of sections, unchecked.
-
-    Raises:
-        UserError: the file is missing or is no YAML mapping.
-    """
-    try:
-        content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist; run inside a study folder or name one with --study") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 (byte {error.start}); save it as UTF-8") from None
-    except YAMLError as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" line {where.line + 1}" if where else ""
-        raise UserError(f"{path}{line} is not valid YAML: {getattr(error, 'problem', error)}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path} holds {type(content).__name__}, expected sections such as `study:` and `pair:`")
-    return content
-
-
-def parse(model: type[T], content: dict[str, Any], where: str) -> T:
-    """Build settings from plain values; the first problem becomes a UserError of one line."""
-    try:
-        return model.model_validate(content)
-    except pydantic.ValidationError as error:
-        raise UserError(f"{where}: {_first_problem(model, error)}") from None
-
-
 def _override(base: Training, changes: dict[str, Any], where: str) -> Training:
     return parse(Training, base.model_dump() | changes, where)
 
@@ -433,37 +393,3 @@ def _replaced(content: Mapping[str, Any], point: Mapping[str, Any]) -> dict[str,
         inner = result.get(section)
         result[section] = _replaced(inner if isinstance(inner, dict) else {}, {rest: value}) if rest else value
     return result
-
-
-def _first_problem(model: type[BaseModel], error: pydantic.ValidationError) -> str:
-    problems = error.errors()
-    # A setting that may be one thing or another has a problem for each, at `literal[...]`, `tuple[...]` below it: the
-    # deepest one belongs to what was meant.
-    setting = tuple(itertools.takewhile(lambda part: "[" not in str(part), problems[0]["loc"]))
-    problem = max((p for p in problems if p["loc"][:len(setting)] == setting), key=lambda p: len(p["loc"]))
-    place = ".".join(str(part) for part in problem["loc"] if "[" not in str(part))
-    if problem["type"] == "extra_forbidden":
-        name = str(problem["loc"][-1])
-        known = _fields_at(model, problem["loc"][:-1])
-        return f"unknown key `{place}`; {did_you_mean(name, known)}" if known else f"unknown key `{place}`"
-    if problem["type"] == "missing":
-        return f"`{place}` is missing"
-    text = problem["msg"].removeprefix("Value error, ")
-    return f"{place} = {problem['input']!r}: {text}" if place and problem["type"] != "value_error" else text
-
-
-def _fields_at(annotation: Any, place: tuple[int | str, ...]) -> list[str]:
-    """Names of the fields of the settings at a place; empty where no settings are."""
-    for part in place:
-        if get_origin(annotation) in (dict, tuple):
-            annotation = get_args(annotation)[1 if get_origin(annotation) is dict else 0]
-        else:
-            field = _fields_of(annotation).get(str(part))
-            annotation = field.annotation if field else None
-    return list(_fields_of(annotation))
-
-
-def _fields_of(annotation: Any) -> dict[str, FieldInfo]:
-    """The fields of a settings class, also of an optional one."""
-    classes = (a for a in (annotation, *get_args(annotation)) if isinstance(a, type) and issubclass(a, BaseModel))
-    return next((c.model_fields for c in classes), {})

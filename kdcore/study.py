@@ -14,7 +14,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from kdcore import config
+from kdcore import config, strict
 from kdcore.errors import UserError, did_you_mean
 from kdcore.layout import ROOT, Layout
 
@@ -60,7 +60,7 @@ def initialise(folder: Path, params: Mapping[str, Any] | Path, code: Path = ROOT
     """
     if (folder / "params.yaml").exists():
         raise UserError(f"{folder} already is a study; delete its params.yaml or choose another folder")
-    content = config.read_yaml(params) if isinstance(params, Path) else dict(params)
+    content = strict.read_yaml(params) if isinstance(params, Path) else dict(params)
     return _write(folder, content, code, cache, git, header="")
 
 
@@ -85,7 +85,7 @@ def materialise(study: Path, profile: str | None) -> Path:
         raise UserError(f"{study.name} has no profile {profile!r}; {hint}")
     root = ROOT.resolve()
     folder = root / "studies" / f"demo.{profile}" if study == root else study.parent / f"{study.name}.{profile}"
-    content = merge(config.read_yaml(study / "params.yaml"), config.read_yaml(known[profile]))
+    content = merge(strict.read_yaml(study / "params.yaml"), strict.read_yaml(known[profile]))
     code = (study / content.get("code", ".")).resolve()
     header = MADE.format(sources=f"{study.name}/params.yaml and {study.name}/profiles/{profile}.yaml")
     folder.mkdir(exist_ok=True)
@@ -106,7 +106,7 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 def _write(folder: Path, content: Mapping[str, Any], code: Path, cache: Path | None, git: bool, header: str) -> Layout:
     folder.mkdir(parents=True, exist_ok=True)
     content = dict(content) | {"code": os.path.relpath(code.resolve(), folder.resolve())}
-    config.parse(config.Study, content, str(folder / "params.yaml"))
+    strict.parse(config.Study, content, str(folder / "params.yaml"))
     _write_if_new(folder / "params.yaml", header + _dump(content))
     _link(folder / "dvc.yaml", code / "dvc.yaml")
     if not (folder / "data").exists():

@@ -4,17 +4,17 @@ import shlex
 
 import pytest
 
-from kdcore import config
+from kdcore import config, strict
 from kdcore.errors import UserError
 from kdcore.layout import ROOT
 from tests.command import kdflow
 
-WRITTEN = config.read_yaml(ROOT / "params.yaml")
+WRITTEN = strict.read_yaml(ROOT / "params.yaml")
 RATES = {"training.student.learning_rate": [1e-5, 2e-5]}
 
 
 def study(grid: dict) -> config.Study:
-    return config.parse(config.Study, WRITTEN | {"grid": grid}, "params.yaml")
+    return strict.parse(config.Study, WRITTEN | {"grid": grid}, "params.yaml")
 
 
 def test_points_are_all_combinations_in_the_order_written():

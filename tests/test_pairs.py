@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
-from kdcore import config, methods
+from kdcore import config, methods, strict
 from kdcore.data.batching import Examples
 from kdcore.data.prepared import Prepared
 from kdcore.errors import UserError
@@ -78,7 +78,7 @@ class Pair:
             "methods": {name: {} for name in methods.names()},
             "features": {"kinds": ["logits", "cls", "mean"], "dtype": "float32"},
             "gate": {"allow_weak": True}, "evaluation": {}}
-        return config.parse(config.Study, content, "params.yaml"), layout
+        return strict.parse(config.Study, content, "params.yaml"), layout
 
 
 def _save(folder: Path, encoder: Encoder, seed: int) -> Path:
@@ -203,7 +203,7 @@ def test_real_encoders_from_raw_data_to_evaluation(student: dict[str, Any], laye
     if "source" in student:
         student = {"source": str(shared / "models" / student["source"])}
     training = {"batch_size": 16, "learning_rate": 1e-4, "precision": "fp32"}
-    study = config.parse(config.Study, {
+    study = strict.parse(config.Study, {
         "code": ".", "study": {"datasets": ["sst2"], "methods": [method], "seeds": [1]},
         "pair": {"teacher": {"source": str(shared / "models" / "e5-small-12x384")}, "student": student,
                  "max_length": 32},

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from kdcore import cli, config
+from kdcore import cli, config, strict
 from kdcore.layout import Layout
 from tests.command import kdflow
 
@@ -110,7 +110,7 @@ def test_settings_of_the_readme_are_valid(block):
     content = _default()
     for section, value in YAML(typ="safe").load(block).items():
         content[section] = content[section] | value if isinstance(value, dict) else value
-    study = config.parse(config.Study, content, "README.md")
+    study = strict.parse(config.Study, content, "README.md")
     for name in study.study.datasets:
         assert study.dataset(name)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kdcore import config, methods, study
+from kdcore import config, methods, strict, study
 from kdcore.data import specs
 from kdcore.errors import UserError
 from kdcore.features import LOGITS
@@ -57,7 +57,7 @@ def test_an_existing_study_is_not_overwritten(mine):
 
 
 def test_settings_that_do_not_fit_leave_no_study(tmp_path):
-    content = config.read_yaml(ROOT / "params.yaml") | {"extra": 1}
+    content = strict.read_yaml(ROOT / "params.yaml") | {"extra": 1}
     with pytest.raises(UserError, match="unknown key `extra`"):
         study.initialise(tmp_path / "bad", content)
     assert not (tmp_path / "bad" / "params.yaml").exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kdcore import config, methods
+from kdcore import config, methods, strict
 from kdcore.data.answers import Aligned, Source, write
 from kdcore.data.prepared import Prepared
 from kdcore.errors import UserError
@@ -172,7 +172,7 @@ def _with(study: config.Study, kind: str) -> config.Study:
     else:
         content["pair"]["teacher"] |= {"source": "files"}
         content["datasets"]["toy"]["data"] |= {"teacher_files": {"train": "data/t.csv"}}
-    return config.parse(config.Study, content, "params.yaml")
+    return strict.parse(config.Study, content, "params.yaml")
 
 
 def test_a_list_of_layers_does_not_hide_the_reason(ready: tuple[config.Study, Prepared]) -> None:

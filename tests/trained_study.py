@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from ruamel.yaml import YAML
 
-from kdcore import config
+from kdcore import config, strict
 from kdcore.data.prepared import PreparedInfo, SplitInfo
 from kdcore.layout import Layout
 from kdcore.lineage import hash_folder
@@ -26,7 +26,7 @@ GOOD: Quality = {"validation": 0.8, "elsewhere": 0.7}
 
 def settings(pair: bool = True) -> config.Study:
     """Settings that fit the study of `write_study`."""
-    return config.parse(config.Study, {
+    return strict.parse(config.Study, {
         "code": ".", "study": {"datasets": ["toy"], "methods": ["finetune", "rail_kd_l"], "seeds": [1, 2]},
         "pair": {"teacher": {"source": "somewhere"}, "max_length": 32},
         "training": {"teacher": {}, "student": {"epochs": 2}}, "methods": {"finetune": {}, "rail_kd_l": {"width": 8}},

@@ -9,8 +9,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kdcore.config import MethodConfig, parse
+from kdcore.config import MethodConfig
 from kdcore.errors import UserError, did_you_mean
+from kdcore.strict import parse
 
 
 def names() -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from kdcore import config
+from kdcore import config, strict
 from kdcore.data.prepared import INFO_FILE, Prepared, PreparedInfo, SplitInfo, split_file, token_file
 from kdcore.data.tokenise import tokenise
 from kdcore.layout import Layout
@@ -79,7 +79,7 @@ def export(folder: Path, labels: tuple[str, ...] | None = SENTIMENT, seed: int =
 
 def study(methods: tuple[str, ...] = ("finetune", "vanilla_kd"), seeds: tuple[int, ...] = (1, 2),
           datasets: tuple[str, ...] = ("toy",), **evaluation: Any) -> config.Study:
-    return config.parse(config.Study, {
+    return strict.parse(config.Study, {
         "code": ".", "study": {"datasets": datasets, "methods": methods, "seeds": seeds},
         "pair": {"teacher": {"source": "tiny"}}, "training": {"teacher": {}, "student": {}},
         "datasets": {name: {"data": {}, "teacher": {}, "student": {}} for name in datasets},

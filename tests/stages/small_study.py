@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from kdcore import config, methods
+from kdcore import config, methods, strict
 from kdcore.layout import Layout
 from kdcore.stages import features, teacher
 from tests.tiny import save_tiny
@@ -25,7 +25,7 @@ def small_study(folder: Path, regression: bool = False, seeds: tuple[int, ...] =
         "datasets": {"toy": {"data": {}, "teacher": {}, "student": {}}},
         "methods": {name: {} for name in methods.names()}, "features": {},
         "gate": {"allow_weak": True}, "evaluation": {}}
-    return config.parse(config.Study, content | sections, "params.yaml"), layout
+    return strict.parse(config.Study, content | sections, "params.yaml"), layout
 
 
 def with_teacher(study: config.Study, layout: Layout) -> None:

@@ -247,12 +247,12 @@ def test_what_is_worth_storing(needs: tuple[str, ...], stored: tuple[str, ...], 
 CHILD = """
 import json, sys
 from pathlib import Path
-from kdcore import config
+from kdcore import config, strict
 from kdcore.layout import Layout
 from kdcore.stages import distill, teacher
 from kdcore.training import run, trainer
 run.SAVE_SECONDS, trainer.SAVING_SHARE = 0.0, 1e9
-study = config.parse(config.Study, json.loads(sys.argv[1]), "params.yaml")
+study = strict.parse(config.Study, json.loads(sys.argv[1]), "params.yaml")
 try:
     distill.run(study, Layout(Path(sys.argv[2])), "toy", "rail_kd_l")
 except KeyboardInterrupt:

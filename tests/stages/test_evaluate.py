@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from kdcore import config
+from kdcore import config, strict
 from kdcore.data.prepared import Prepared
 from kdcore.errors import UserError
 from kdcore.evaluation.metrics import PROTOCOL
@@ -148,7 +148,7 @@ def test_files_for_glue_from_the_real_test_sets(tmp_path, shared, name, labels, 
     """From the published Parquet files to the server's TSV, through the stages themselves."""
     layout = Layout(tmp_path)
     export(layout.teacher(name), labels)
-    settings = config.parse(config.Study, study(datasets=(name,)).model_dump() | {
+    settings = strict.parse(config.Study, study(datasets=(name,)).model_dump() | {
         "pair": {"teacher": {"source": str(layout.teacher(name))}, "max_length": 48},
         "datasets": {name: {"data": {"source": str(shared / "data" / "glue")}, "teacher": {}, "student": {}}}}, "test")
     prepare.run(settings, layout, name)

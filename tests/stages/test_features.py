@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kdcore import config, store_building
+from kdcore import config, store_building, strict
 from kdcore.errors import BusyError, UserError
 from kdcore.features import LOGITS, FeatureKey
 from kdcore.layout import Layout
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def settings(**stored) -> config.Study:
-    return config.parse(config.Study, {
+    return strict.parse(config.Study, {
         "code": ".", "study": {"datasets": ["toy"], "methods": ["finetune"], "seeds": [1]},
         "pair": {"teacher": {"source": "somewhere"}, "max_length": 24}, "training": {"teacher": {}, "student": {}},
         "methods": {"finetune": {}}, "datasets": {"toy": {"data": {}, "teacher": {}, "student": {}}},

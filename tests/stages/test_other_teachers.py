@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from kdcore import config
+from kdcore import config, strict
 from kdcore.data.prepared import Prepared
 from kdcore.errors import UserError
 from kdcore.evaluation.predict import predict
@@ -49,7 +49,7 @@ def changed(settings: config.Study, /, **sections: Any) -> config.Study:
         for key, value in values.items():
             old = content[section].get(key)
             content[section][key] = old | value if isinstance(old, dict) and isinstance(value, dict) else value
-    return config.parse(config.Study, content, "params.yaml")
+    return strict.parse(config.Study, content, "params.yaml")
 
 
 def averaged(folder: Path, regression: bool = False, **average: Any) -> Ready:
