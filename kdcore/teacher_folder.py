@@ -133,4 +133,4 @@ def refuse_beyond_logits(method: str, needs: frozenset[FeatureKey], dataset: str
         who = f"the average of {members} models" if members else "only files"
         raise UserError(f"method {method} reads `{beyond[0].kind}` of the teacher's layers, but the teacher of "
                         f"{dataset} is {who}, which has logits and nothing else; take the method out of study.methods "
-                        "(finetune and vanilla_kd fit), or use one model as teacher")
+                        "(finetune, vanilla_kd and dkd fit), or use one model as teacher")

@@ -152,7 +152,7 @@ def test_status_of_a_new_study(lines: Lines) -> None:
     told = lines()
     assert told[0] == "study own: datasets toy; methods finetune, rail_kd_l; seeds 1, 2"
     assert told[1] == "nothing runs"
-    assert told[2] == "9 stage(s) are not current; `dvc repro` or the flow runs them:"
+    assert told[2] == "10 stage(s) are not current; `dvc repro` or the flow runs them:"
     assert any(line.startswith("  prepare@toy: ") for line in told)
     assert told[-1] == "toy: nothing evaluated yet"
 

@@ -22,9 +22,11 @@ def shown(value: object) -> str:
 @pytest.mark.parametrize("name", methods.names())
 def test_defaults_are_those_of_the_code(page: str, name: str) -> None:
     sections = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", page, flags=re.M | re.S))
-    (section,) = [text for title, text in sections.items() if name in title.split(" and ")]
-    documented = dict(re.findall(r"^\| `(\w+)` \| ([^|]+?) \|", section, flags=re.M))
+    found = [text for title, text in sections.items() if name in title.split(" and ")]
+    assert len(found) == 1, f"docs/methods.md needs one section `## {name}`, it has {len(found)}"
+    documented = dict(re.findall(r"^\| `(\w+)` \| ([^|]+?) \|", found[0], flags=re.M))
     for field, value in methods.configure(name, {}):
+        assert field in documented, f"docs/methods.md: the table of {name} has no row for `{field}`"
         assert documented[field] == shown(value), field
 
 

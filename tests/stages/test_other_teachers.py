@@ -355,8 +355,8 @@ class TestFiles:
         assert outcome.code == 2
         assert outcome.err == (
             "kdflow: method rail_kd_l reads `mean` of the teacher's layers, but the teacher of mine is only files, "
-            "which has logits and nothing else; take the method out of study.methods (finetune and vanilla_kd fit), or "
-            "use one model as teacher\n")
+            "which has logits and nothing else; take the method out of study.methods (finetune, vanilla_kd and dkd "
+            "fit), or use one model as teacher\n")
         assert not layout.teacher("mine").exists()
 
     def test_without_answers_prepare_is_named(self, tmp_path: Path) -> None:
