@@ -100,6 +100,8 @@ def _jsonl(text: str, name: str) -> tuple[dict[str, list[Any]], list[int]]:
                             f'{{"text": "...", "label": "..."}}')
         rows.append(row)
         lines.append(line)
+    if not rows:
+        raise UserError(f"{name} is empty; expected one object per line")
     columns = list(dict.fromkeys(key for row in rows for key in row))
     return {column: [row.get(column) for row in rows] for column in columns}, lines
 

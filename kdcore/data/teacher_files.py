@@ -59,6 +59,8 @@ def read(study: Path, name: str, named: Mapping[str, str], labels: tuple[str, ..
         if split not in known:
             raise UserError(f"{setting} names a split that {name} does not have; {did_you_mean(split, known)}")
         raw = files.read(study, file, setting)
+        if not raw.table.num_rows:
+            raise UserError(f"{raw.where} has no rows; expected one for each row of {split}")
         given = _file_ids(raw)
         logits, holds = _logits(raw, labels)
         _refuse_unknown(raw, given, _ids_of_all(raw, [known[other] for other in known if named.get(other) == file]))
@@ -126,7 +128,7 @@ def _logits(raw: Raw, labels: tuple[str, ...] | None) -> tuple[np.ndarray, Holds
         if SCORE not in columns:
             raise UserError(f"{raw.where} has no column {SCORE!r}; {did_you_mean(SCORE, columns)} The dataset has "
                             "scores, so its teacher's answers are scores too")
-        return _numbers(raw, [SCORE]).astype(np.float32), "scores"
+        return _float32(raw, _numbers(raw, [SCORE])), "scores"
     kinds = [start for start in (PROBABILITY, LOGIT) if any(column.startswith(start) for column in columns)]
     if len(kinds) != 1:
         wanted = " or ".join(f"'{start}{labels[0]}'" for start in (PROBABILITY, LOGIT))
@@ -146,7 +148,7 @@ def _logits(raw: Raw, labels: tuple[str, ...] | None) -> tuple[np.ndarray, Holds
     values = _numbers(raw, [f"{start}{label}" for label in labels])
     if start == LOGIT:
         _refuse_disguised(raw, values, labels)
-        return values.astype(np.float32), "logits"
+        return _float32(raw, values), "logits"
     return _log(_distributions(raw, values, labels)), "probabilities"
 
 
@@ -157,7 +159,10 @@ def _flat(raw: Raw) -> Raw:
         if column in table.column_names and pa.types.is_struct(table.column(column).type):
             objects = table.column(column).combine_chunks()
             for field in objects.type:
-                table = table.append_column(f"{start}{field.name}", pc.struct_field(objects, field.name))
+                name = f"{start}{field.name}"
+                if name in table.column_names:
+                    raise UserError(f"{raw.where} has '{name}' twice, as a column and in '{column}'; remove one")
+                table = table.append_column(name, pc.struct_field(objects, field.name))
             table = table.drop_columns(column)
     return replace(raw, table=table)
 
@@ -165,6 +170,16 @@ def _flat(raw: Raw) -> Raw:
 def _numbers(raw: Raw, columns: Sequence[str]) -> np.ndarray:
     """Finite numbers: float64 [n, columns]."""
     return np.stack([numbers(raw, column) for column in columns], axis=1)
+
+
+def _float32(raw: Raw, values: np.ndarray) -> np.ndarray:
+    """The same in single precision, as answers are kept."""
+    beyond = np.abs(values) > np.finfo(np.float32).max
+    if beyond.any():
+        place, column = np.argwhere(beyond)[0]
+        raise UserError(f"{raw.row(place)}: {values[place, column]:g} is beyond the largest number that is kept "
+                        f"({np.finfo(np.float32).max:.2g}); correct the answer")
+    return values.astype(np.float32)
 
 
 def _distributions(raw: Raw, values: np.ndarray, labels: tuple[str, ...]) -> np.ndarray:

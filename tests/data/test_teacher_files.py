@@ -234,6 +234,11 @@ BAD: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "not a number": (changed(1, **{"probability:neg": float("nan")}), ("line 2", "nan is not finite")),
     "infinite": (lines(*({"id": i, "logit:neg": 0.0, "logit:pos": float("inf") if i == 2 else 1.0} for i in range(4))),
                  ("line 3", "logit:pos inf is not finite")),
+    "beyond single precision": (lines(*({"id": i, "logit:neg": 0.0, "logit:pos": 1e39 if i == 2 else 1.0}
+                                        for i in range(4))), ("line 3: 1e+39 is beyond the largest number",)),
+    "a class twice": (lines(*(row | {"probabilities": {"neg": 0.5, "pos": 0.5}} for row in GOOD)),
+                      ("has 'probability:neg' twice", "a column and in 'probabilities'")),
+    "nothing": ("", ("teacher.jsonl is empty",)),
     "probabilities called logits": (renamed(probability_pos="logit:pos", probability_neg="logit:neg"),
                                     ("hold probabilities", "'probability:neg'")),
     "no JSON": ("id: 3\n", ("line 1 is no JSON",)),
@@ -289,6 +294,11 @@ def test_rows_without_an_id_cannot_be_answered(tmp_path: Path, teacher: Path) ->
 def test_scores_need_a_score(tmp_path: Path, teacher: Path) -> None:
     refused(study(tmp_path, teacher, "id,scores\n0,1\n1,2\n", "data/teacher.csv", {"files": DATA["files"]}, SCORES),
             "no column 'score'", "did you mean 'scores'")
+
+
+def test_a_table_without_rows_answers_nothing(tmp_path: Path, teacher: Path) -> None:
+    refused(study(tmp_path, teacher, "id,probability:neg,probability:pos\n", "data/teacher.csv"), "csv has no rows",
+            "one for each row of train")
 
 
 @pytest.mark.slow
