@@ -196,6 +196,10 @@ def grid(dataset: DatasetArgument, method: MethodArgument, study: StudyOption = 
         settings.dataset(dataset)
         _check_method(settings, method)
         for point in settings.points(dataset, method):
+            for name, value in point.items():
+                if _holds_mapping(value):
+                    raise UserError(f"grid: {name} lists {json.dumps(value)}, but `dvc exp run -S` sets no mappings; "
+                                    "vary the settings inside it, or give each a study of its own")
             changes = {"study.seeds": list(settings.study.seeds[:1])} | point
             options = " ".join(f"-S {shlex.quote(f'++{name}={json.dumps(value)}')}" for name, value in changes.items())
             typer.echo(f"dvc exp run {options} evaluate@{dataset}-{method}")
@@ -304,6 +308,10 @@ def _check_method(settings: config.Study, name: str) -> None:
             methods.configure(name, settings.at(point).method(name))
     except UserError as error:
         raise UserError(f"grid: {error}") from None
+
+
+def _holds_mapping(value: object) -> bool:
+    return isinstance(value, dict) or (isinstance(value, (list, tuple)) and any(map(_holds_mapping, value)))
 
 
 def _console() -> "Console":

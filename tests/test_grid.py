@@ -96,3 +96,28 @@ def test_hyper_parameters_in_the_grid_are_checked_before_anything_runs(tmp_path)
         done = kdflow(*command, cwd=folder)
         assert done.code == 2
         assert "grid: methods.vanilla_kd: unknown key `temperatur`; did you mean 'temperature'" in done.err
+
+
+@pytest.mark.parametrize("setting", [
+    "methods.layer_kd.knowledge: [{cls: 1}, {mean: 1}]",
+    "pair.teacher.members: [[{source: a, seed: 1}, {source: a, seed: 2}]]",
+])
+def test_what_dvc_cannot_set_is_refused(setting, tmp_path):
+    """DVC refuses `{"cls": 1}`, and would merge `{cls: 1}` into the values of the point before."""
+    folder = folder_with(f"\ngrid: {{{setting}}}\n", tmp_path)
+    if "members" in setting:
+        text = (folder / "params.yaml").read_text(encoding="utf-8")
+        (folder / "params.yaml").write_text(text.replace(
+            'teacher: {source: "package:all-MiniLM-L6-v2"}', "teacher: {members: [{source: a}]}"), encoding="utf-8")
+    done = kdflow("grid", "movies", "layer_kd", cwd=folder)
+    assert done.code == 2
+    assert f"grid: {setting.partition(':')[0]} lists" in done.err
+    assert "sets no mappings" in done.err
+
+
+def test_a_setting_inside_a_mapping_can_be_varied(tmp_path):
+    folder = folder_with("\ngrid: {methods.layer_kd.knowledge.cls: [1, 0.5]}\n", tmp_path)
+    done = kdflow("grid", "movies", "layer_kd", cwd=folder)
+    assert done.code == 0, done.err
+    assert shlex.split(done.out.splitlines()[1])[-2:] == [
+        "++methods.layer_kd.knowledge.cls=0.5", "evaluate@movies-layer_kd"]
