@@ -13,6 +13,17 @@ EPSILON = 1e-12
 """Smallest norm that `unit` divides by."""
 
 
+def widened(values: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
+    """Half precision as float32; float32 and float64 as they are."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+def same_shape(student: Tensor, teacher: Tensor) -> None:
+    """Raises ValueError when shapes differ, before broadcasting hides it."""
+    if student.shape != teacher.shape:
+        raise ValueError(f"student {list(student.shape)} and teacher {list(teacher.shape)} differ in shape")
+
+
 def label_loss(logits: Float[Tensor, "b c"], labels: Tensor, regression: bool) -> Float[Tensor, " b"]:
     """Cross-entropy with labels [b] of class ids, or the squared error to scores [b] with `regression`.
 
@@ -21,8 +32,8 @@ def label_loss(logits: Float[Tensor, "b c"], labels: Tensor, regression: bool) -
     if labels.shape != logits.shape[:1]:
         raise ValueError(f"labels have shape {list(labels.shape)}, expected {list(logits.shape[:1])}")
     if regression:
-        return _square(_one_output(logits) - labels.to(_wide(logits).dtype))
-    return F.cross_entropy(_wide(logits), labels, reduction="none")
+        return _square(_one_output(logits) - labels.to(widened(logits).dtype))
+    return F.cross_entropy(widened(logits), labels, reduction="none")
 
 
 def kd_loss(
@@ -33,17 +44,17 @@ def kd_loss(
     With `regression` the squared difference of the two outputs; the temperature is ignored.
     Raises ValueError when shapes differ.
     """
-    _same_shape(student, teacher)
+    same_shape(student, teacher)
     if regression:
         return _square(_one_output(student) - _one_output(teacher))
-    log_student = F.log_softmax(_wide(student) / temperature, dim=-1)
-    log_teacher = F.log_softmax(_wide(teacher) / temperature, dim=-1)
+    log_student = F.log_softmax(widened(student) / temperature, dim=-1)
+    log_teacher = F.log_softmax(widened(teacher) / temperature, dim=-1)
     return temperature**2 * F.kl_div(log_student, log_teacher, reduction="none", log_target=True).sum(dim=-1)
 
 
 def unit(vectors: Float[Tensor, "*axes d"]) -> Float[Tensor, "*axes d"]:
     """Vectors of length one: x / max(norm of x, 1e-12)."""
-    return F.normalize(_wide(vectors), dim=-1, eps=EPSILON)
+    return F.normalize(widened(vectors), dim=-1, eps=EPSILON)
 
 
 def squared_distance(student: Float[Tensor, "*axes d"], teacher: Float[Tensor, "*axes d"]) -> Float[Tensor, "*axes"]:
@@ -51,8 +62,8 @@ def squared_distance(student: Float[Tensor, "*axes d"], teacher: Float[Tensor, "
 
     Raises ValueError when shapes differ.
     """
-    _same_shape(student, teacher)
-    return _square(_wide(student) - _wide(teacher)).sum(dim=-1)
+    same_shape(student, teacher)
+    return _square(widened(student) - widened(teacher)).sum(dim=-1)
 
 
 def outer_distance(
@@ -66,8 +77,8 @@ def outer_distance(
     Raises ValueError when shapes differ.
     """
     for other in (student_right, teacher_left, teacher_right):
-        _same_shape(student_left, other)
-    a, b, c, e = (_wide(vectors) for vectors in (student_left, student_right, teacher_left, teacher_right))
+        same_shape(student_left, other)
+    a, b, c, e = (widened(vectors) for vectors in (student_left, student_right, teacher_left, teacher_right))
     left, right = a - c, b - e
     both = _square(left).sum(dim=-1) * _square(b).sum(dim=-1) + _square(c).sum(dim=-1) * _square(right).sum(dim=-1)
     return both + 2 * (left * c).sum(dim=-1) * (b * right).sum(dim=-1)
@@ -106,22 +117,13 @@ def mean_cosine(vectors: Float[Tensor, "b *axes d"]) -> Float[Tensor, "*axes"]:
 def _one_output(logits: Float[Tensor, "b c"]) -> Float[Tensor, " b"]:
     if logits.shape[1] != 1:
         raise ValueError(f"a regression model has one output, this one has {logits.shape[1]}")
-    return _wide(logits).squeeze(1)
-
-
-def _same_shape(student: Tensor, teacher: Tensor) -> None:
-    if student.shape != teacher.shape:
-        raise ValueError(f"student {list(student.shape)} and teacher {list(teacher.shape)} differ in shape")
+    return widened(logits).squeeze(1)
 
 
 def _product(left: Float[Tensor, "b x y"], right: Float[Tensor, "b y z"]) -> Float[Tensor, "b x z"]:
     """A product of matrices that autocast leaves alone."""
     with torch.autocast(left.device.type, enabled=False):
-        return _wide(left) @ _wide(right)
-
-
-def _wide(values: Tensor) -> Tensor:
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+        return widened(left) @ widened(right)
 
 
 def _square(values: Tensor) -> Tensor:

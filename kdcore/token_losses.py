@@ -14,6 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from kdcore.losses import same_shape, widened
+
 
 def real_states(states: Float[Tensor, "b *slots t d"], mask: Int[Tensor, "b t"]) -> Float[Tensor, "b *slots t d"]:
     """Zero at padding. What goes through learned maps or weights goes through this first: the gradient of a weight is a
@@ -33,8 +35,8 @@ def hidden_distance(
 
     Raises ValueError when shapes differ.
     """
-    _same_shape(student, teacher)
-    gaps = real_states(_wide(student) - _wide(teacher), mask)
+    same_shape(student, teacher)
+    gaps = real_states(widened(student) - widened(teacher), mask)
     return (gaps * gaps).sum(dim=(-2, -1)) / (_lengths(mask, gaps.dim() - 2) * student.shape[-1])
 
 
@@ -46,8 +48,8 @@ def score_distance(
 
     Raises ValueError when shapes differ.
     """
-    _same_shape(student, teacher)
-    gaps = real_scores(_wide(student) - _wide(teacher), mask)
+    same_shape(student, teacher)
+    gaps = real_scores(widened(student) - widened(teacher), mask)
     return (gaps * gaps).sum(dim=(-3, -2, -1)) / (student.shape[-3] * _lengths(mask, gaps.dim() - 3) ** 2)
 
 
@@ -56,7 +58,7 @@ def relation_scores(
 ) -> Float[Tensor, "b *slots h t t"]:
     """Scaled dot products of the vectors of one head with each other, x x^T / sqrt(d) (MiniLM, section 3.2)."""
     with torch.autocast(vectors.device.type, enabled=False):
-        real = real_states(_wide(vectors), mask)
+        real = real_states(widened(vectors), mask)
         return real @ real.mT / math.sqrt(vectors.shape[-1])
 
 
@@ -78,7 +80,7 @@ def probabilities(
 ) -> Float[Tensor, "b *slots h q k"]:
     """Softmax over the real keys; 0 at padding, whole rows of padding queries included."""
     pairs = _pairs(mask, scores.dim())
-    return _wide(scores).masked_fill(~pairs, _LOWEST).softmax(dim=-1).masked_fill(~pairs, 0)
+    return widened(scores).masked_fill(~pairs, _LOWEST).softmax(dim=-1).masked_fill(~pairs, 0)
 
 
 def attention_divergence(
@@ -88,11 +90,11 @@ def attention_divergence(
 
     `student` holds scores, `teacher` the `probabilities` that they are to reach. Raises ValueError when shapes differ.
     """
-    _same_shape(student, teacher)
+    same_shape(student, teacher)
     pairs = _pairs(mask, student.dim())
     # Zero at padding afterwards: a gradient scaler would make that log-probability infinite.
-    log_student = F.log_softmax(_wide(student).masked_fill(~pairs, _LOWEST), dim=-1).masked_fill(~pairs, 0)
-    target = _wide(teacher)
+    log_student = F.log_softmax(widened(student).masked_fill(~pairs, _LOWEST), dim=-1).masked_fill(~pairs, 0)
+    target = widened(teacher)
     log_teacher = target.clamp_min(torch.finfo(target.dtype).tiny).log()  # finite at p = 0, where p log p is 0
     terms = target * (log_teacher - log_student)
     return terms.sum(dim=(-3, -2, -1)) / (student.shape[-3] * _lengths(mask, terms.dim() - 3))
@@ -116,12 +118,3 @@ def _pairs(mask: Int[Tensor, "b t"], dimensions: int) -> Tensor:
 def _lengths(mask: Int[Tensor, "b t"], dimensions: int) -> Tensor:
     """The number of real tokens of each example on the first of so many axes, at least 1."""
     return mask.sum(dim=1).clamp_min(1).view(-1, *(1,) * (dimensions - 1))
-
-
-def _same_shape(student: Tensor, teacher: Tensor) -> None:
-    if student.shape != teacher.shape:
-        raise ValueError(f"student {list(student.shape)} and teacher {list(teacher.shape)} differ in shape")
-
-
-def _wide(values: Tensor) -> Tensor:
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from kdcore.config import MethodConfig
 from kdcore.features import LOGITS, Features
-from kdcore.losses import kd_loss, label_loss
+from kdcore.losses import kd_loss, label_loss, same_shape, widened
 from kdcore.objective import Batch, Loss, Needs, Objective, Phase, Progress, Setting
 
 
@@ -73,9 +73,9 @@ def decoupled_kd(
 
     Raises ValueError when shapes do not fit.
     """
-    if student.shape != teacher.shape or labels.shape != student.shape[:1]:
-        raise ValueError(f"student {list(student.shape)}, teacher {list(teacher.shape)} and labels "
-                         f"{list(labels.shape)} do not fit; expected [b, c] twice and [b]")
+    same_shape(student, teacher)
+    if labels.shape != student.shape[:1]:
+        raise ValueError(f"labels have shape {list(labels.shape)}, expected {list(student.shape[:1])}")
     ours, theirs = (_decoupled(logits, labels, temperature) for logits in (student, teacher))
     target, others = (temperature**2 * F.kl_div(s, t, reduction="none", log_target=True).sum(dim=1)
                       for s, t in zip(ours, theirs, strict=True))
@@ -94,7 +94,7 @@ def _decoupled(
 
     The sum over the others is taken of their logits: 1 - p would lose all digits where the teacher is sure.
     """
-    scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    scaled = widened(logits) / temperature
     label = labels[:, None]
     places = torch.arange(scaled.shape[1] - 1, device=labels.device)
     others = scaled.gather(1, places + (places >= label))

@@ -124,7 +124,7 @@ def test_a_sure_teacher_still_teaches_exactly(dtype: torch.dtype) -> None:
 def test_shapes_that_do_not_fit(student: tuple[int, ...], teacher: tuple[int, ...], labels: tuple[int, ...]) -> None:
     """With the type checker out of the way, as in a training."""
     bare = getattr(decoupled_kd, "__wrapped__", decoupled_kd)
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(ValueError, match=r"differ in shape|labels have shape"):
         bare(torch.zeros(student), torch.zeros(teacher), torch.zeros(labels, dtype=torch.int64), 1)
 
 
