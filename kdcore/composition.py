@@ -7,8 +7,10 @@ from typing import Literal, cast
 
 import torch
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor, nn
 
+from kdcore.config import MethodConfig
 from kdcore.errors import UserError
 from kdcore.features import LOGITS, FeatureKey, Features, Kind, layer_keys
 from kdcore.knowledge import (
@@ -24,9 +26,10 @@ from kdcore.knowledge import (
     Tokens,
 )
 from kdcore.losses import kd_loss, label_loss, layer_attention, unit
+from kdcore.mapping import student_slots
 from kdcore.objective import Batch, Loss, Needs, Objective, Progress, Setting
 from kdcore.projection import COLLAPSE_ALARMS, Projection, collapse, initialised_from
-from kdcore.selection import Selection, shares
+from kdcore.selection import Selection, drawn, shares
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,32 @@ class LayerDistillation(Objective):
         return Needs(keys(self.selection.slots), keys(teacher_layers))
 
 
+class RailConfig(MethodConfig):
+    """Base of the `Config` of methods that are RAIL-KD's random draw with other knowledge; defaults are RAIL-KD's."""
+
+    label_weight: float = Field(default=1 / 3, ge=0)
+    """lambda1"""
+    kd_weight: float = Field(default=1 / 3, ge=0)
+    """lambda2"""
+    rail_weight: float = Field(default=1 / 3, ge=0)
+    """lambda3"""
+    temperature: float = Field(default=1.0, gt=0)
+    resample: Literal["epoch", "step"] = "epoch"
+    student_layers: tuple[int, ...] | None = None
+    """The student layers to teach, 1..m; None takes all but the last."""
+
+
+def rail(config: RailConfig, setting: Setting, knowledge: Iterable[Name]) -> LayerDistillation:
+    """Teaches each knowledge, with equal weights, of intermediate teacher layers that are drawn at random.
+
+    Raises UserError when depths, `student_layers` or the knowledge and the two models do not fit together.
+    """
+    slots = student_slots(config.student_layers, setting.student.layers)
+    selection = drawn(slots, setting.teacher.layers, setting.seed, config.resample)
+    return LayerDistillation(selection, dict.fromkeys(knowledge, config.rail_weight), Options(), setting,
+                             config.label_weight, config.kd_weight, config.temperature)
+
+
 def build(name: Name, selection: Selection, options: Options, setting: Setting) -> Knowledge:
     """The knowledge of this name between the two models, for the layers of this selection.
 
@@ -148,8 +177,8 @@ def build(name: Name, selection: Selection, options: Options, setting: Setting) 
         case "attention_scores" | "attention":
             if student.heads != teacher.heads:
                 raise UserError(f"{name} is compared head by head, but the teacher has {teacher.heads} heads and the "
-                                f"student {student.heads}; teach query_relations, key_relations or value_relations, "
-                                f"which cut both anew, or use a student of {teacher.heads} heads")
+                                f"student {student.heads}; use a student of {teacher.heads} heads, or layer_kd with "
+                                "query_relations, key_relations or value_relations, which cut both anew")
             return Scores() if name == "attention_scores" else Attention()
         case "query_relations" | "key_relations" | "value_relations":
             heads = options.relation_heads or math.gcd(student.heads, teacher.heads)

@@ -13,36 +13,14 @@ takes them over the whole batch, padding included, so that an example's value wo
 Both models need the same number of heads and the same tokenizer.
 """
 
-from typing import Literal
-
-from pydantic import Field
-
-from kdcore.composition import LayerDistillation, Options
-from kdcore.config import MethodConfig
-from kdcore.mapping import student_slots
+from kdcore.composition import RailConfig, rail
 from kdcore.objective import Phase, Setting
-from kdcore.selection import drawn
 
 
-class Config(MethodConfig):
+class Config(RailConfig):
     """Weights and draws are RAIL-KD's, as in `rail_kd_l`; that both kinds weigh the same is TinyBERT's."""
-
-    label_weight: float = Field(default=1 / 3, ge=0)
-    """lambda1"""
-    kd_weight: float = Field(default=1 / 3, ge=0)
-    """lambda2"""
-    rail_weight: float = Field(default=1 / 3, ge=0)
-    """lambda3"""
-    temperature: float = Field(default=1.0, gt=0)
-    resample: Literal["epoch", "step"] = "epoch"
-    student_layers: tuple[int, ...] | None = None
-    """The student layers to teach, 1..m; None takes all but the last."""
 
 
 def phases(config: Config, setting: Setting) -> tuple[Phase, ...]:
     """One phase; raises UserError when depths, `student_layers` or head counts do not fit together."""
-    slots = student_slots(config.student_layers, setting.student.layers)
-    selection = drawn(slots, setting.teacher.layers, setting.seed, config.resample)
-    objective = LayerDistillation(selection, dict.fromkeys(("hidden", "attention_scores"), config.rail_weight),
-                                  Options(), setting, config.label_weight, config.kd_weight, config.temperature)
-    return (Phase("distill", objective),)
+    return (Phase("distill", rail(config, setting, ("hidden", "attention_scores"))),)

@@ -227,7 +227,8 @@ ODD = replace(CLASSIFICATION, teacher=Dims(6, 24, 6, 31))
 @pytest.mark.parametrize(
     ("setting", "settings", "message"),
     [
-        (HEADS, {"knowledge": {"attention_scores": 1}}, "teacher has 4 heads and the student 2; teach query_relations"),
+        (HEADS, {"knowledge": {"attention_scores": 1}},
+         "teacher has 4 heads and the student 2; use a student of 4 heads, or layer_kd with query_relations"),
         (HEADS, {"knowledge": {"attention": 1}}, "compared head by head"),
         (CLASSIFICATION, {"knowledge": {"value_relations": 1}, "relation_heads": 5},
          "relation_heads = 5 does not divide both widths, 24 of the teacher and 16 of the student; use a divisor of 8"),
