@@ -121,10 +121,14 @@ def student_slots(named: tuple[int, ...] | None, student_layers: int) -> tuple[i
 
     Raises UserError on a repeat, a layer outside 1..m, and when nothing is left to teach.
     """
-    slots = tuple(range(1, student_layers)) if named is None else tuple(sorted(named))
-    if not slots:
-        raise UserError(f"a student of {student_layers} layer(s) has no intermediate layer to teach; "
-                        f"use a deeper student, or name layers 1..{student_layers} in `student_layers`")
+    if named is None:
+        if student_layers == 1:
+            raise UserError("a student of 1 layer has no intermediate layer to teach; use a deeper student, or name "
+                            "its layer: `student_layers: [1]`")
+        return tuple(range(1, student_layers))
+    if not named:
+        raise UserError(f"student_layers is empty, expected at least one layer of 1..{student_layers}")
+    slots = tuple(sorted(named))
     for layer in slots:
         if not 1 <= layer <= student_layers:
             raise UserError(f"student_layers names layer {layer}, expected 1..{student_layers}")
@@ -143,6 +147,8 @@ class RandomLayers:
     def __init__(self, slots: int, teacher_layers: int, seed: int, resample: Literal["epoch", "step"]) -> None:
         """Raises UserError when the teacher has fewer intermediate layers than there are slots."""
         self.candidates = range(1, teacher_layers)
+        if not self.candidates:
+            raise UserError("a teacher of 1 layer has no intermediate layer to draw; use a deeper teacher")
         if len(self.candidates) < slots:
             raise UserError(f"{slots} student layers are to be taught, but a teacher of {teacher_layers} layer(s) has "
                             f"only {len(self.candidates)} intermediate ones; use a deeper teacher or a shallower "

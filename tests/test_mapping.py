@@ -154,7 +154,8 @@ def test_student_slots() -> None:
 
 @pytest.mark.parametrize(
     ("named", "depth", "message"),
-    [(None, 1, "no intermediate layer"), ((), 6, "no intermediate"), ((7,), 6, r"layer 7, expected 1\.\.6"),
+    [(None, 1, r"a student of 1 layer has no intermediate layer .* `student_layers: \[1\]`"),
+     ((), 6, r"student_layers is empty, expected at least one layer of 1\.\.6"), ((7,), 6, r"layer 7, expected 1\.\.6"),
      ((0,), 6, r"layer 0, expected 1\.\.6"), ((2, 2), 6, "student layer 2 twice")],
 )
 def test_student_slots_that_do_not_fit(named: tuple[int, ...] | None, depth: int, message: str) -> None:
@@ -218,3 +219,8 @@ def test_a_draw_is_stable_over_versions() -> None:
 def test_too_shallow_teacher_names_the_remedy() -> None:
     with pytest.raises(UserError, match=r"5 student layers .* teacher of 5 layer\(s\) has only 4 .* at most 4"):
         RandomLayers(5, 5, seed=1, resample="epoch")
+
+
+def test_a_teacher_without_intermediate_layers_is_not_answered_with_none_to_name() -> None:
+    with pytest.raises(UserError, match=r"teacher of 1 layer has no intermediate layer to draw; use a deeper teacher$"):
+        RandomLayers(1, 1, seed=1, resample="epoch")

@@ -57,6 +57,9 @@ class Fsp(Objective):
         self.temperature = config.temperature
         self.regression = setting.regression
         self.weights = {"label": config.label_weight, "kd": config.kd_weight, "fsp": config.fsp_weight}
+        if setting.student.layers < 2:
+            raise UserError("methods.fsp relates two layers to each other, but the student has one; use a deeper "
+                            "student")
         matched = fixed(config.mapping, setting.teacher.layers, setting.student.layers)
         if len(matched) < 2:
             raise UserError(f"methods.fsp relates two layers to each other, but the mapping of a student of "

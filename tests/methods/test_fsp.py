@@ -142,7 +142,9 @@ def test_pooling_over_tokens() -> None:
 @pytest.mark.parametrize(
     ("depths", "settings", "message"),
     [((12, 2), {}, r"methods.fsp relates two layers .* matches one; .* `mapping: \[\[1, 1\], \[2, 12\]\]`"),
-     ((12, 6), {"mapping": [[1, 1]]}, "matches one"), ((12, 1), {}, "no intermediate layer"),
+     ((12, 6), {"mapping": [[1, 1]]}, "matches one"),
+     ((12, 1), {}, "two layers to each other, but the student has one; use a deeper student$"),
+     ((12, 1), {"mapping": [[1, 1]]}, "but the student has one; use a deeper student$"),
      ((12, 6), {"pairs": "both"}, "pairs = 'both'"), ((12, 6), {"fsp_weight": -1}, "fsp_weight = -1")],
 )
 def test_what_does_not_fit(depths: tuple[int, int], settings: dict[str, Any], message: str) -> None:

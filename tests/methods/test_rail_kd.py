@@ -149,7 +149,7 @@ def test_named_student_layers(name: str) -> None:
         ((12, 1), {}, "no intermediate layer to teach"),
         ((12, 6), {"student_layers": [7]}, r"layer 7, expected 1\.\.6"),
         ((12, 6), {"student_layers": [1, 1]}, "student layer 1 twice"),
-        ((12, 6), {"student_layers": []}, "no intermediate layer"),
+        ((12, 6), {"student_layers": []}, "student_layers is empty"),
     ],
 )
 def test_depths_that_do_not_fit(name: str, depths: tuple[int, int], settings: dict[str, Any], message: str) -> None:
