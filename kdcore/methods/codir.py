@@ -126,9 +126,10 @@ def _concatenated(features: Features, keys: tuple[FeatureKey, ...]) -> Float[Ten
 
 
 def _teacher_layers(config: Config, layers: int) -> tuple[int, ...]:
-    named = config.teacher_layers or tuple(range(1, layers + 1))
-    if len(set(named)) < len(named) or not set(named) <= set(range(1, layers + 1)):
-        raise UserError(f"methods.codir: teacher_layers is {list(named)}, expected different layers of 1..{layers}")
+    named = tuple(range(1, layers + 1)) if config.teacher_layers is None else config.teacher_layers
+    if not named or len(set(named)) < len(named) or not set(named) <= set(range(1, layers + 1)):
+        raise UserError(f"methods.codir: teacher_layers is {list(named)}, expected different layers of 1..{layers}, "
+                        "one at least; leave it out to take all")
     return named
 
 

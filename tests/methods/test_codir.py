@@ -322,6 +322,7 @@ def test_the_hundred_negatives_of_the_default_repeat_where_there_are_fewer_examp
         ({}, replace(CLASSIFICATION, labels=torch.ones(9).long()), r"another label.*label 1.*draw them from `any`"),
         ({"teacher_layers": [1, 7]}, CLASSIFICATION, r"is \[1, 7\], expected different layers of 1\.\.6"),
         ({"teacher_layers": [2, 2]}, CLASSIFICATION, r"teacher_layers is \[2, 2\]"),
+        ({"teacher_layers": []}, CLASSIFICATION, r"teacher_layers is \[\], .* leave it out to take all"),
         ({"teacher_layers": [0]}, CLASSIFICATION, r"teacher_layers is \[0\]"),
         ({"objective": "nce_two_sided", "bank": "refresh"}, CLASSIFICATION, "set bank: momentum"),
         ({"objective": "paper"}, CLASSIFICATION, "objective = 'paper'"),
