@@ -29,6 +29,7 @@ from kdcore.losses import kd_loss, label_loss, squared_distance, unit
 from kdcore.mapping import Grouping, groups
 from kdcore.objective import Batch, Loss, Needs, Objective, Phase, Progress, Setting
 from kdcore.projection import Projection, initialised_from
+from kdcore.token_losses import real_states
 
 
 class Config(MethodConfig):
@@ -99,7 +100,7 @@ def _downwards(
 def _upwards(
     linear: nn.Module, student: Float[Tensor, "b t d"], teacher: Float[Tensor, "b t kd"], mask: Int[Tensor, "b t"]
 ) -> Float[Tensor, " b"]:
-    by_token = squared_distance(linear(student), unit(teacher))
+    by_token = squared_distance(linear(real_states(student, mask)), unit(real_states(teacher, mask)))
     return masked_mean(by_token.unsqueeze(-1), mask).squeeze(-1)
 
 

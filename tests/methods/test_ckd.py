@@ -218,6 +218,24 @@ def test_padding_and_company_change_nothing(direction: str, pooling: str) -> Non
     torch.testing.assert_close(loss_of(objective, models).total, loss_of(objective, models, padding=6).total)
 
 
+def test_infinite_padding_leaves_finite_gradients() -> None:
+    """The gradient of a map is a sum over all tokens, in which 0 times infinity would be no number."""
+    objective, (student, teacher) = objective_of(direction="student_up"), toys(CLASSIFICATION)
+    ids = torch.arange(8)
+
+    def gradients(padding: int) -> list[Tensor]:
+        sides = [toy.features(ids, needs, padding) for toy, needs in (
+            (student, objective.needs.student), (teacher, objective.needs.teacher))]
+        if padding:
+            sides = [Features({key: states.masked_fill(side.mask[..., None] == 0, torch.inf) if states.dim() == 3
+                               else states for key, states in side.items()}, side.mask) for side in sides]
+        part = objective(*sides, batch(CLASSIFICATION, ids), progress(0)).parts["ckd"].sum()
+        return list(torch.autograd.grad(part, [student.states, *objective.parameters()]))
+
+    for padded, plain in zip(gradients(3), gradients(0), strict=True):
+        torch.testing.assert_close(padded, plain)
+
+
 def test_length_of_states_matters_downwards_only() -> None:
     """Upwards unit vectors are compared (section 21: only a scale common to a whole group is free)."""
     setting = replace(CLASSIFICATION, teacher=Dims(6, 24, 4, 31))
