@@ -18,7 +18,7 @@ PREFIX = "layer/"
 def drawn(history: Sequence[Mapping[str, Any]]) -> list[tuple[float, ...]]:
     """The layers of each epoch that drew some, by slot.
 
-    Layers that change within an epoch come as their mean over it: see `by_epoch`.
+    Layers that are drawn at every step come as their mean over the epoch, which may look like a layer.
     """
     found = []
     for entry in history:
@@ -27,11 +27,6 @@ def drawn(history: Sequence[Mapping[str, Any]]) -> list[tuple[float, ...]]:
         if slots:
             found.append(tuple(slots[slot] for slot in sorted(slots)))
     return found
-
-
-def by_epoch(layers: Sequence[Sequence[float]]) -> bool:
-    """Whether these are layers, not means of several."""
-    return all(float(layer).is_integer() for epoch in layers for layer in epoch)
 
 
 def counts(layers: Sequence[Sequence[float]], candidates: int) -> Int[np.ndarray, "k c"]:

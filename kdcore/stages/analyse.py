@@ -246,7 +246,7 @@ class Work:
             layers = [epoch for student in students for epoch in draws.drawn(student.history)]
             if not layers:
                 continue
-            if not draws.by_epoch(layers):
+            if any(student.record["method"].get("resample") != "epoch" for student in students):
                 self.absent.append(f"How often `{method}` drew each layer is not shown: it draws at every step, and "
                                    "records keep the mean of each epoch.")
                 continue

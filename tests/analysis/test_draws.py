@@ -30,11 +30,6 @@ def test_a_layer_that_cannot_be_drawn_is_an_error(layer):
         draws.counts([(layer,)], 4)
 
 
-def test_means_of_several_draws_are_no_layers():
-    assert draws.by_epoch([(1.0, 2.0)])
-    assert not draws.by_epoch([(1.0, 2.0), (1.5, 2.0)])
-
-
 @pytest.mark.parametrize(("slots", "candidates"), [(1, 1), (2, 5), (5, 11), (3, 3)])
 def test_the_expectation_is_that_of_all_draws(slots, candidates):
     everything = list(combinations(range(1, candidates + 1), slots))

@@ -145,6 +145,18 @@ def test_draws_are_those_of_the_generator(analysed):
     assert {row["method"] for row in rows} == {"rail_kd_l"}
 
 
+def test_means_of_draws_are_not_taken_for_layers(copied):
+    """A slot that draws 2 and 4 within an epoch has the mean 3, a layer by its look."""
+    study, layout = copied
+    drawn = {"phase": "distill", "epoch": 1.0, "loss": 1.0, "diagnostics": {"layer/1": 3.0}}
+    for seed in (1, 2):
+        student(layout, "rail_kd_l", seed, history=[drawn], method={"name": "rail_kd_l", "resample": "step"})
+    found = run(study, layout)
+    assert "draws.png" not in [exhibit.image for exhibit in found.shown]
+    assert found.absent == ("How often `rail_kd_l` drew each layer is not shown: it draws at every step, and records "
+                            "keep the mean of each epoch.",)
+
+
 def test_attention_has_a_row_per_student_layer_that_sums_to_one(analysed):
     _, layout = analysed
     rows = table(layout, "attention")
