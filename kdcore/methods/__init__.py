@@ -5,6 +5,8 @@ a file in this folder is a method. Listing the names imports neither torch nor a
 """
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +26,20 @@ def load(name: str) -> ModuleType:
     if name not in names():
         raise UserError(f"method {name!r} does not exist; {did_you_mean(name, names())}")
     return importlib.import_module(f"{__name__}.{name}")
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Puts `methods.NAME: ` before the UserError of a method's `phases`, unless the method names itself in it.
+
+    What methods share, such as layer mappings, does not know for which of them it works.
+    """
+    try:
+        yield
+    except UserError as error:
+        if str(error).startswith(f"methods.{name}"):
+            raise
+        raise UserError(f"methods.{name}: {error}") from None
 
 
 def configure(name: str, settings: dict[str, Any]) -> MethodConfig:

@@ -162,7 +162,8 @@ class Work:
         only_logits = gives_only_logits(folder)
         setting = Setting(stand_in(student) if only_logits else teacher_dims(folder), student, info.classes,
                           info.regression, self.prepared.labels(info.train), self.settings.batch_size, seed)
-        phases = methods.load(self.method).phases(self.method_config, setting)
+        with methods.naming(self.method):
+            phases = methods.load(self.method).phases(self.method_config, setting)
         if only_logits:
             refuse_beyond_logits(self.method, needs_of(phases), self.dataset, len(models(folder)))
         return phases

@@ -232,6 +232,15 @@ def test_a_kind_that_is_not_stored_is_said_with_its_price(method: str, warnings:
         "with `features.kinds: [logits, mean, cls]` it runs once\n")
 
 
+@pytest.mark.parametrize(("method", "layers", "message"), [
+    ("rail_kd_l", 1, "methods.rail_kd_l: a student of 1 layer has no intermediate layer"),
+    ("fsp", 1, "methods.fsp relates two layers to each other, but the student has one")])
+def test_what_does_not_fit_names_the_method_once(method: str, layers: int, message: str, ready: Ready) -> None:
+    with pytest.raises(UserError, match=f"^{message}") as caught:
+        distill.Work(*ready, "toy", method).phases(Dims(layers, 32, 4, 100), seed=1)
+    assert str(caught.value).count("methods.") == 1
+
+
 @pytest.mark.parametrize(
     ("needs", "stored", "missing"),
     [(("logits", "cls-01"), ("logits", "mean"), ("cls",)), (("logits", "cls-01"), ("logits", "cls"), ()),
