@@ -1,37 +1,47 @@
-"""Whether a method can learn from a dataset's teacher, told before anything is trained."""
+"""Whether a method can learn from a dataset's teacher, told by configurations alone, before anything is trained."""
 
-from dataclasses import replace
+from transformers import PretrainedConfig
 
 from kdcore import config, methods
 from kdcore.data.prepared import Prepared
-from kdcore.models.initialise import FROM_TEACHER, choose_layers
+from kdcore.models import reading
+from kdcore.models.initialise import FROM_TEACHER, student_config
 from kdcore.models.loading import dims, load_config
-from kdcore.objective import Dims, Setting
-from kdcore.teacher_folder import needs_of, refuse_beyond_logits, stand_in
+from kdcore.objective import Setting
+from kdcore.teacher import refuse_unaligned_tokens
+from kdcore.teacher_folder import WithoutLayers, needs_of, refuse_beyond_logits
 
 
 def check(study: config.Study, prepared: Prepared, method: str) -> None:
-    """Refuse a method that reads more than logits where the teacher has nothing else.
+    """Refuse a method that the pair of models cannot serve on this dataset.
 
-    Builds the method's objectives for the student that the settings will make and looks at what they read.
+    Builds the method's objectives for the sizes that teacher and student will have, and looks at what they read.
 
     Raises:
-        UserError: it does, or its hyper-parameters do not fit the student.
+        UserError: its hyper-parameters do not fit the models, or it reads what one of them does not have, or compares
+            tokens that do not correspond.
     """
     info = prepared.info
-    if not study.only_logits(info.name):
-        return
-    student = _student_dims(study.pair)
-    training = study.student_training(info.name)
-    setting = Setting(stand_in(student), student, info.classes, info.regression, prepared.labels(info.train),
-                      training.batch_size, study.study.seeds[0])
-    phases = methods.load(method).phases(methods.configure(method, study.method(method)), setting)
-    members = 0 if study.datasets[info.name].data.teacher_files else len(study.pair.teacher.models)
-    refuse_beyond_logits(method, needs_of(phases), info.name, members)
+    members = () if study.datasets[info.name].data.teacher_files else study.pair.teacher.models
+    student = _student(study.pair)
+    teacher = load_config(members[0].source, members[0].revision) if len(members) == 1 else None
+    sizes = dims(teacher) if teacher else WithoutLayers(dims(student), method, info.name, len(members))
+    setting = Setting(sizes, dims(student), info.classes, info.regression, prepared.labels(info.train),
+                      study.student_training(info.name).batch_size, study.study.seeds[0])
+    wanted = methods.configure(method, study.method(method))
+    with methods.naming(method):
+        phases = methods.load(method).phases(wanted, setting)
+        needs = needs_of(phases)
+        if teacher is None:
+            refuse_beyond_logits(method, needs, info.name, len(members))
+        else:
+            refuse_unaligned_tokens(prepared, needs)
+            reading.check(teacher, needs, info.max_length)
+        for phase in phases:
+            reading.check(student, phase.objective.needs.student, info.max_length)
 
 
-def _student_dims(pair: config.Pair) -> Dims:
-    """The student's sizes, by configuration alone."""
+def _student(pair: config.Pair) -> PretrainedConfig:
+    """The configuration that the student will have; its source's weights are not read."""
     source = pair.teacher.models[0] if pair.student.source == FROM_TEACHER else pair.student
-    sizes = dims(load_config(source.source, source.revision))
-    return replace(sizes, layers=len(choose_layers(sizes.layers, pair.student, source.source)))
+    return student_config(pair.student, load_config(source.source, source.revision), source.source)

@@ -10,9 +10,9 @@ Each has a `training.json` that tells how the teacher came about. An average and
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 import torch
 from jaxtyping import Float
@@ -27,7 +27,6 @@ from kdcore.objective import Dims, Phase
 from kdcore.scratch import hash_files
 
 AVERAGE = "average.json"
-LAYERS_OF_NONE = 100
 
 
 @dataclass(frozen=True)
@@ -108,12 +107,19 @@ def fingerprint(folder: Path) -> str:
     return hash_files([folder / ANSWERS], folder)
 
 
-def stand_in(student: Dims) -> Dims:
-    """Sizes in place of those that a teacher without layers does not have.
+class WithoutLayers(Dims):
+    """In place of a teacher's sizes where it has logits and nothing else: a method that asks for its `layers` reads
+    them, and hears at once that there are none; the other sizes are the student's."""
 
-    More layers than any encoder has, so that a method's own list of layers fits and what it reads comes to light.
-    """
-    return replace(student, layers=LAYERS_OF_NONE)
+    def __init__(self, student: Dims, method: str, dataset: str, members: int) -> None:
+        """For a method on a dataset whose teacher is the average of `members` models, or files (0)."""
+        vars(self).update({name: value for name, value in asdict(student).items() if name != "layers"})
+        vars(self)["_for"] = method, dataset, members
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name != "layers":
+            raise AttributeError(name)
+        raise _refusal("layers of the teacher", *self._for)
 
 
 def needs_of(phases: Sequence[Phase]) -> frozenset[FeatureKey]:
@@ -128,9 +134,12 @@ def refuse_beyond_logits(method: str, needs: frozenset[FeatureKey], dataset: str
     Raises:
         UserError: with the first feature that is too much.
     """
-    beyond = sorted(needs - {LOGITS})
-    if beyond:
-        who = f"the average of {members} models" if members else "only files"
-        raise UserError(f"method {method} reads `{beyond[0].kind}` of the teacher's layers, but the teacher of "
-                        f"{dataset} is {who}, which has logits and nothing else; take the method out of study.methods "
-                        "(finetune, vanilla_kd and dkd fit), or use one model as teacher")
+    if beyond := sorted(needs - {LOGITS}):
+        raise _refusal(f"`{beyond[0].kind}` of the teacher", method, dataset, members)
+
+
+def _refusal(what: str, method: str, dataset: str, members: int) -> UserError:
+    who = f"the average of {members} models" if members else "only files"
+    return UserError(f"methods.{method} reads {what}, but the teacher of {dataset} is {who}, which has logits and "
+                     "nothing else; take the method out of study.methods (those that read only logits fit), or use one "
+                     "model as teacher")

@@ -1,6 +1,5 @@
-"""Averages by hand, folders told apart, and methods that a teacher without layers cannot serve."""
+"""Averages by hand, folders told apart, and what a teacher without layers tells methods."""
 
-import json
 import math
 import shutil
 from pathlib import Path
@@ -8,25 +7,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from kdcore import config, methods, strict
 from kdcore.data.answers import Aligned, Source, write
-from kdcore.data.prepared import Prepared
 from kdcore.errors import UserError
 from kdcore.features import LOGITS, FeatureKey
 from kdcore.losses import kd_loss
-from kdcore.objective import Dims, Setting
-from kdcore.suitability import check
+from kdcore.objective import Dims
 from kdcore.teacher_folder import (
     Average,
+    WithoutLayers,
     average,
     equal_or_given,
     fingerprint,
     gives_only_logits,
     models,
-    needs_of,
     refuse_beyond_logits,
 )
-from tests.stages.small_study import small_study
 from tests.tiny import save_tiny
 
 LOGITS_OF_TWO = torch.tensor([[[2.0, 0.0, -1.0], [0.5, 0.5, 0.0]], [[0.0, 4.0, 1.0], [-3.0, 1.0, 2.0]]]).double()
@@ -134,50 +129,14 @@ def test_what_is_beyond_logits_is_refused_by_name(members: int, who: str) -> Non
     refuse_beyond_logits("finetune", frozenset(), "mrpc", members)
     with pytest.raises(UserError) as caught:
         refuse_beyond_logits("my_kd", frozenset({LOGITS, FeatureKey("mean", 3)}), "mrpc", members)
-    for part in ("method my_kd reads `mean`", f"the teacher of mrpc is {who}", "vanilla_kd"):
+    for part in ("methods.my_kd reads `mean` of the teacher, but", f"the teacher of mrpc is {who}"):
         assert part in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-@pytest.fixture(scope="module")
-def ready(tmp_path_factory: pytest.TempPathFactory) -> tuple[config.Study, Prepared]:
-    """A study of one teacher with six layers, prepared."""
-    study, layout = small_study(tmp_path_factory.mktemp("study"), layers=6)
-    return study, Prepared.load(layout.prepared("toy"))
-
-
-@pytest.mark.parametrize("method", methods.names())
-@pytest.mark.parametrize("kind", ["average", "files"])
-def test_every_method_is_looked_at_before_anything_is_trained(kind: str, method: str,
-                                                              ready: tuple[config.Study, Prepared]) -> None:
-    one, prepared = ready
-    check(one, prepared, method)
-    setting = Setting(Dims(6, 32, 4, 100), Dims(3, 32, 4, 100), 2, False, prepared.labels("train"), 16, seed=1)
-    needs = needs_of(methods.load(method).phases(methods.configure(method, {}), setting))
-    if needs <= {LOGITS}:
-        check(_with(one, kind), prepared, method)
-        return
-    with pytest.raises(UserError, match=f"^method {method} reads `") as caught:
-        check(_with(one, kind), prepared, method)
-    assert ("the average of 2 models" if kind == "average" else "is only files") in str(caught.value)
-
-
-def _with(study: config.Study, kind: str) -> config.Study:
-    """The study with two teachers, or with files."""
-    content = json.loads(study.model_dump_json())
-    source = content["pair"]["teacher"]["source"]
-    content["pair"]["student"] |= {"source": source, "layers": "even", "depth": 3}
-    if kind == "average":
-        content["pair"]["teacher"] |= {"seeds": [1, 2]}
-    else:
-        content["pair"]["teacher"] |= {"source": "files"}
-        content["datasets"]["toy"]["data"] |= {"teacher_files": {"train": "data/t.csv"}}
-    return strict.parse(config.Study, content, "params.yaml")
-
-
-def test_a_list_of_layers_does_not_hide_the_reason(ready: tuple[config.Study, Prepared]) -> None:
-    """Layers 8 and 12 of a teacher that has none: the files are the mistake to tell."""
-    one, prepared = ready
-    study = _with(one, "files").model_copy(update={"methods": {"pkd": {"mapping": [[1, 8], [2, 12]]}}})
-    with pytest.raises(UserError, match=r"method pkd reads `cls`.*is only files"):
-        check(study, prepared, "pkd")
+def test_a_teacher_without_layers_has_no_number_of_them() -> None:
+    """No number at all: whatever stood in its place would be a reason to refuse that is none."""
+    sizes = WithoutLayers(Dims(3, 32, 4, 100), "my_kd", "mrpc", 2)
+    assert (sizes.width, sizes.heads, sizes.vocabulary) == (32, 4, 100)
+    with pytest.raises(UserError, match=r"^methods.my_kd reads layers of the teacher, but .* the average of 2 models"):
+        _ = sizes.layers

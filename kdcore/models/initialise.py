@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from kdcore import mapping
 from kdcore.config import StudentModel
 from kdcore.errors import UserError
 from kdcore.models.loading import load_described
-from kdcore.models.transfer import transfer
+from kdcore.models.transfer import converted, transfer
 
 FROM_TEACHER = "teacher"
 
@@ -36,6 +36,19 @@ def build_student(model: StudentModel, teacher_folder: Path, labels: tuple[str, 
     student, conversion = transfer(start, layers, model.architecture or start.config.model_type, seed)
     return student, f"{which}, {conversion}" if "new head" in conversion else ", ".join(
         part for part in (which, conversion, head) if part)
+
+
+def student_config(model: StudentModel, start: PretrainedConfig, origin: str) -> PretrainedConfig:
+    """The configuration of the student that `build_student` makes of a source with the configuration `start`, but for
+    its class names; no weights are read. `origin` names the source.
+
+    Raises:
+        UserError: a layer is out of range, or families do not correspond.
+    """
+    layers = choose_layers(start.num_hidden_layers, model, origin)
+    if model.layers is None and model.architecture is None:
+        return start
+    return converted(start, layers, model.architecture or start.model_type)
 
 
 def choose_layers(depth: int, model: StudentModel, origin: str) -> tuple[int, ...]:

@@ -45,22 +45,39 @@ def transfer(source: PreTrainedModel, layers: tuple[int, ...], architecture: str
         UserError: the families' parameters do not correspond.
     """
     own = source.config.model_type
-    if own == architecture or {own, architecture} <= _ALIKE:
-        target = _empty(_shorter(source.config, layers, architecture))
+    target = _empty(converted(source.config, layers, architecture))
+    if _are_alike(own, architecture):
         weights, remark = _beginning(source, layers, _encoder(source, layers))
         target.base_model.load_state_dict(weights)
         prefix = source.base_model_prefix + "."
         head = {name: value for name, value in source.state_dict().items() if not name.startswith(prefix)}
         target.load_state_dict(head, strict=False)  # the encoder, copied above, counts as missing here
         return target.eval(), remark if own == architecture else f"converted from {own} to {architecture}"
+    target.base_model.load_state_dict(_distilbert_weights(_encoder(source, layers)))
+    draw_new(target, seed, head=True, pooler=False)
+    return target.eval(), f"converted from bert to distilbert: segment 0 added to the positions, new head (seed {seed})"
+
+
+def converted(config: PretrainedConfig, layers: tuple[int, ...], architecture: str) -> PretrainedConfig:
+    """The configuration of the model that `transfer` makes of a source with this one.
+
+    Raises:
+        UserError: the families' parameters do not correspond, or the layers cannot do without those before them.
+    """
+    own = config.model_type
+    if _are_alike(own, architecture):
+        if own == "modernbert" and config.norm_bias and layers[0] > 1:
+            raise UserError("layers of a modernbert whose norms have biases (norm_bias) cannot become the first one; "
+                            "choose layers that begin with 1, e.g. `layers: first`")
+        return _shorter(config, layers, architecture)
     if (own, architecture) == ("bert", "distilbert"):
-        target = _empty(_as_distilbert(source.config, len(layers)))
-        target.base_model.load_state_dict(_distilbert_weights(_encoder(source, layers)))
-        draw_new(target, seed, head=True, pooler=False)
-        return target.eval(), (f"converted from bert to distilbert: segment 0 added to the positions, "
-                               f"new head (seed {seed})")
+        return _as_distilbert(config, len(layers))
     raise UserError(f"a {architecture} student cannot take layers from a {own} model, their parameters do not "
                     "correspond; possible: the same family, bert to distilbert, roberta to or from xlm-roberta")
+
+
+def _are_alike(own: str, architecture: str) -> bool:
+    return own == architecture or {own, architecture} <= _ALIKE
 
 
 def _empty(config: PretrainedConfig) -> PreTrainedModel:
@@ -121,20 +138,17 @@ def _beginning(source: PreTrainedModel, layers: tuple[int, ...],
         kept = {name: value for name, value in weights.items() if not name.startswith("encoder.conv.")}
         return kept, "without the convolution of layer 1"
     if source.config.model_type == "modernbert":
-        return _norm_folded(source.config, weights), f"norm of layer {layers[0]} folded into its attention"
+        return _norm_folded(weights), f"norm of layer {layers[0]} folded into its attention"
     return weights, ""
 
 
-def _norm_folded(config: PretrainedConfig, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def _norm_folded(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """ModernBERT's first layer has no norm before its attention, since the embeddings come out of one: the norm of
     the layer that becomes the first goes into the projection behind it.
 
     A norm subtracts the mean, divides by the deviation and scales. The first and the last are linear; for the
     deviation stands the root mean square of the embedding norm's weights, which it equals on average.
     """
-    if config.norm_bias:
-        raise UserError("layers of a modernbert whose norms have biases (norm_bias) cannot become the first one; "
-                        "choose layers that begin with 1, e.g. `layers: first`")
     result = dict(weights)
     scaled = result["layers.0.attn.Wqkv.weight"] * result.pop("layers.0.attn_norm.weight")
     deviation = result["embeddings.norm.weight"].square().mean().sqrt()

@@ -25,7 +25,7 @@ from kdcore.models.initialise import FROM_TEACHER, build_student
 from kdcore.models.loading import dims, load_tokenizer
 from kdcore.objective import Dims, Phase, Setting
 from kdcore.teacher import Teacher, teacher_dims
-from kdcore.teacher_folder import fingerprint, gives_only_logits, models, needs_of, refuse_beyond_logits, stand_in
+from kdcore.teacher_folder import WithoutLayers, fingerprint, gives_only_logits, models, needs_of, refuse_beyond_logits
 from kdcore.tracking import Run
 from kdcore.training.journal import Journal
 from kdcore.training.precision import device, resolve
@@ -159,13 +159,14 @@ class Work:
             UserError: hyper-parameters do not fit the models, or the method reads more of the teacher than it has.
         """
         info, folder = self.prepared.info, self.teacher_folder
-        only_logits = gives_only_logits(folder)
-        setting = Setting(stand_in(student) if only_logits else teacher_dims(folder), student, info.classes,
-                          info.regression, self.prepared.labels(info.train), self.settings.batch_size, seed)
+        only_logits, members = gives_only_logits(folder), len(models(folder))
+        teacher = WithoutLayers(student, self.method, self.dataset, members) if only_logits else teacher_dims(folder)
+        setting = Setting(teacher, student, info.classes, info.regression, self.prepared.labels(info.train),
+                          self.settings.batch_size, seed)
         with methods.naming(self.method):
             phases = methods.load(self.method).phases(self.method_config, setting)
         if only_logits:
-            refuse_beyond_logits(self.method, needs_of(phases), self.dataset, len(models(folder)))
+            refuse_beyond_logits(self.method, needs_of(phases), self.dataset, members)
         return phases
 
     def teacher(self, phases: tuple[Phase, ...], title: str) -> Teacher | None:

@@ -13,7 +13,8 @@ from kdcore.config import StudentModel
 from kdcore.errors import UserError
 from kdcore.features import LOGITS, FeatureKey
 from kdcore.models import reading
-from kdcore.models.initialise import build_student, choose_layers
+from kdcore.models.initialise import build_student, choose_layers, student_config
+from kdcore.models.loading import load_config
 from tests.tiny import FAMILIES, SENTIMENT, save_tiny, tiny_config, tiny_inputs, tiny_model
 
 NLI = ("entailment", "neutral", "contradiction")
@@ -86,6 +87,23 @@ def test_the_first_layers_of_the_student_compute_what_the_source_computes(tmp_pa
         ours, theirs = reading.read(student, inputs, keys), reading.read(source, inputs, keys)
     for key in keys:
         assert torch.equal(ours[key], theirs[key])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("model", [StudentModel(), StudentModel(layers="last", depth=3), StudentModel(layers=(1, 3)),
+                                   StudentModel(layers="even", depth=2, architecture="distilbert")])
+def test_the_configuration_alone_tells_what_the_student_will_be(tmp_path, family, model):
+    save_tiny(tmp_path, family, layers=4)
+    start = load_config(str(tmp_path))
+    if model.architecture and family not in ("bert", "distilbert"):
+        with pytest.raises(UserError, match="cannot take layers"):
+            student_config(model, start, "it")
+        return
+    student, _ = build_student(model, tmp_path, SENTIMENT, seed=1)
+    told, is_so = student_config(model, start, "it").to_dict(), student.config.to_dict()
+    for name in ("architectures", "dtype", "id2label", "label2id", "problem_type"):
+        told.pop(name, None), is_so.pop(name, None)
+    assert told == is_so
 
 
 @pytest.mark.parametrize("family", FAMILIES)
