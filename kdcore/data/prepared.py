@@ -22,6 +22,8 @@ from kdcore.errors import UserError, did_you_mean
 Role = Literal["train", "select", "report", "test", "ood"]
 Which = Literal["teacher", "student"]
 INFO_FILE = "dataset.json"
+TOKENS = "tokens-"
+"""With a tokenizer's fingerprint behind it, the name of a folder."""
 
 
 @dataclass(frozen=True)
@@ -159,9 +161,11 @@ class Prepared:
         return TokenTable.open(token_file(self.folder, self.info.tokenizers[which], self.split(split).name))
 
     def for_teacher(self, place: int) -> "Prepared":
-        """The dataset as the teacher in this place (from 0) of several reads it: its tokens are the teacher's."""
+        """The dataset as the teacher in this place (from 0) of several reads it: its tokens are the teacher's, and
+        tokens of the others are not there."""
         own = self.info.tokenizers.get(teacher_key(place), self.info.tokenizers["teacher"])
-        return Prepared(self.folder, replace(self.info, tokenizers=self.info.tokenizers | {"teacher": own}))
+        return Prepared(self.folder, replace(self.info, tokenizers={
+            "teacher": own, "student": self.info.tokenizers["student"]}))
 
     @property
     def same_tokenizer(self) -> bool:
@@ -170,12 +174,15 @@ class Prepared:
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hex digits over the bytes of every file in the folder; the same content anywhere gives the same."""
-        digest = hashlib.sha256()
-        for path in sorted(p for p in self.folder.rglob("*") if p.is_file()):
-            digest.update(path.relative_to(self.folder).as_posix().encode() + b"\0")
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
+        """16 hex digits over `info` and the bytes of every file in the folder, of token files those of the tokenizers
+        in `info`; the same content anywhere gives the same."""
+        digest = hashlib.sha256(self.info.to_json().encode())
+        own = {token_folder(self.folder, tokenizer) for tokenizer in self.info.tokenizers.values()}
+        for path in sorted(p for p in self.folder.rglob("*") if p.is_file() and p != self.folder / INFO_FILE):
+            if path.parent in own or not path.parent.name.startswith(TOKENS):
+                digest.update(path.relative_to(self.folder).as_posix().encode() + b"\0")
+                with path.open("rb") as file:
+                    digest.update(hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()[:16]
 
 
@@ -191,7 +198,12 @@ def split_file(folder: Path, split: str) -> Path:
 
 def token_file(folder: Path, fingerprint: str, split: str) -> Path:
     """Where the token ids of a split lie."""
-    return folder / f"tokens-{fingerprint}" / f"{split}.arrow"
+    return token_folder(folder, fingerprint) / f"{split}.arrow"
+
+
+def token_folder(folder: Path, fingerprint: str) -> Path:
+    """Where the token ids under a tokenizer lie."""
+    return folder / f"{TOKENS}{fingerprint}"
 
 
 def _tuple(value: list[Any] | None) -> tuple[Any, ...] | None:

@@ -3,7 +3,8 @@
 The teacher is trained by the method `finetune`, each of several members as if it were alone; one that is only files
 comes from preparation and is not trained. It is published only if it beats always giving the same answer; one that
 does not waits in the scratch folder, so that allowing it (`gate.allow_weak`) needs no new training. Members of an
-average are kept beside the scratch folder: other weights or one member more train nothing anew.
+average are kept beside the scratch folder: other weights train nothing anew, and one member more trains itself alone
+(unless it takes shorter texts than the others, so that the data are cut anew).
 """
 
 import json

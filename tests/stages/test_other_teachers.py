@@ -223,7 +223,7 @@ class TestAverage:
 
     def test_a_method_that_reads_layers_is_refused(self, two: Ready) -> None:
         study, layout = two
-        with pytest.raises(UserError, match=r"^method rail_kd_l reads `mean`.* is the average of 2 models"):
+        with pytest.raises(UserError, match=r"^methods.rail_kd_l reads layers of the teacher, .* is the average of 2"):
             distill.run(study, layout, "toy", "rail_kd_l")
 
 
@@ -354,9 +354,9 @@ class TestFiles:
         outcome = kdflow("teacher", "mine", cwd=layout.study)
         assert outcome.code == 2
         assert outcome.err == (
-            "kdflow: method rail_kd_l reads `mean` of the teacher's layers, but the teacher of mine is only files, "
-            "which has logits and nothing else; take the method out of study.methods (finetune, vanilla_kd and dkd "
-            "fit), or use one model as teacher\n")
+            "kdflow: methods.rail_kd_l reads layers of the teacher, but the teacher of mine is only files, which has "
+            "logits and nothing else; take the method out of study.methods (those that read only logits fit), or use "
+            "one model as teacher\n")
         assert not layout.teacher("mine").exists()
 
     def test_without_answers_prepare_is_named(self, tmp_path: Path) -> None:
@@ -396,3 +396,25 @@ def test_seeds_of_one_source_prepare_as_one_teacher_does(tmp_path: Path) -> None
         prepare.run(config.load(folder / "params.yaml"), Layout(folder), "mine")
         prints.add(Prepared.load(Layout(folder).prepared("mine")).fingerprint)
     assert len(prints) == 1
+
+
+def test_a_member_with_another_tokenizer_trains_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tokens join the prepared data, which the others do not read."""
+    bert, roberta = save_tiny(tmp_path / "bert"), save_tiny(tmp_path / "roberta", "roberta")
+    members = [{"source": str(bert)}, {"source": str(bert), "seed": 7}, {"source": str(roberta), "seed": 5}]
+    folder = make(tmp_path / "study", bert, files=FILES, pair={"teacher": {"members": members[:2]}})
+    layout, trained = Layout(folder), []
+    train = teacher.train
+
+    def counted(*args: Any, **more: Any) -> Any:
+        trained.append(args[4])
+        return train(*args, **more)
+
+    monkeypatch.setattr(teacher, "train", counted)
+    for count, wanted in ((2, [0, 7]), (3, [5]), (2, [])):
+        study = changed(config.load(folder / "params.yaml"), gate={"allow_weak": True}, training={
+            "teacher": {"epochs": 0.5, "precision": "fp32"}}, pair={"teacher": {"members": members[:count]}})
+        prepare.run(study, layout, "mine")
+        teacher.run(study, layout, "mine")
+        assert trained == wanted
+        trained.clear()
