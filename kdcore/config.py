@@ -4,13 +4,13 @@ Every stage lists in `dvc.yaml` the sections it reads, so a section holds what o
 and nothing else. Unknown keys are errors that name the nearest known one.
 """
 
-import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from kdcore import grid
 from kdcore.errors import UserError, did_you_mean
 from kdcore.strict import Strict, parse, read_yaml
 
@@ -249,10 +249,6 @@ class Evaluation(Strict):
     submission: bool = True
 
 
-GRID_SECTIONS = ("pair", "training", "datasets", "methods", "features")
-"""Sections of `params.yaml` whose settings a grid may vary."""
-
-
 class Analysis(Strict):
     """Which rows the layers of teacher and students are compared on, and what stands for a layer's states."""
 
@@ -300,56 +296,63 @@ class Study(Strict):
 
     @model_validator(mode="after")
     def _every_dataset_has_a_teacher(self) -> Self:
-        for name, dataset in self.datasets.items():
-            files, place = dataset.data.teacher_files, f"datasets.{name}.data.teacher_files"
-            if files is None and not self.pair.teacher.models:
-                raise ValueError(f"pair.teacher has `source: files`, but {place} is missing; name the file with the "
-                                 "teacher's answers, e.g. {train: data/teacher.parquet}, or a model as pair.teacher")
-            if files is not None and "train" not in files:
-                raise ValueError(f"{place} names no file for `train`; students learn from answers to training rows")
-            if files is not None and self.pair.student.source == "teacher":
-                raise ValueError(f"pair.student has `source: teacher`, but the teacher of {name} is only files "
-                                 f"({place}), which hold no layers; name a model as pair.student.source")
+        for name in self.study.datasets:
+            self._check_teacher(name)
         return self
 
-    def only_logits(self, dataset: str) -> bool:
-        """True where the teacher has nothing but logits: it is an average, or files."""
-        return self.datasets[dataset].data.teacher_files is not None or len(self.pair.teacher.models) > 1
+    def _check_teacher(self, name: str) -> None:
+        files, place = self.datasets[name].data.teacher_files, f"datasets.{name}.data.teacher_files"
+        if files is None and not self.pair.teacher.models:
+            raise ValueError(f"pair.teacher has `source: files`, but {place} is missing; name the file with the "
+                             "teacher's answers, e.g. {train: data/teacher.parquet}, or a model as pair.teacher")
+        if files is not None and "train" not in files:
+            raise ValueError(f"{place} names no file for `train`; students learn from answers to training rows")
+        if files is not None and self.pair.student.source == "teacher":
+            raise ValueError(f"pair.student has `source: teacher`, but the teacher of {name} is only files "
+                             f"({place}), which hold no layers; name a model as pair.student.source")
 
     @model_validator(mode="after")
     def _grid_fits(self) -> Self:
         """Every point is a valid study; hyper-parameters of methods are checked where method files are loaded."""
-        varied = {""}
-        for setting, values in self.grid.items():
-            section, *rest = setting.split(".")
-            if section not in GRID_SECTIONS or len(rest) < 1 + (section in ("datasets", "methods")):
-                raise ValueError(f"grid names {setting!r}, expected a setting such as training.student.learning_rate "
-                                 f"in one of these sections: {', '.join(GRID_SECTIONS)}")
-            if section in ("datasets", "methods") and rest[0] not in getattr(self, section):
-                raise ValueError(f"grid names {setting!r}, but {rest[0]!r} has no entry under `{section}`; "
-                                 f"{did_you_mean(rest[0], getattr(self, section))}")
-            if not values or any(value in values[:place] for place, value in enumerate(values)):
-                raise ValueError(f"grid: {setting} lists {list(values)}, expected at least one value, and each once")
-            varied |= {rest[0]} if section == "datasets" else set()
-        for dataset in sorted(varied) if self.grid else ():
+        grid.check(self.grid, {"datasets": self.datasets, "methods": self.methods})
+        for setting in self.grid:
+            if all(setting in self._own_training(name) for name in self.study.datasets):
+                name = self.study.datasets[0]
+                own = setting.replace("training", f"datasets.{name}", 1)
+                raise ValueError(f"grid varies {setting}, but every dataset of the study has a value of its own, which "
+                                 f"stands; vary {own} instead, or remove it there")
+        varied = {setting.split(".")[1] for setting in self.grid if setting.startswith("datasets.")}
+        for dataset in ("", *sorted(varied)) if self.grid else ():
             for point in self.points(dataset, method=""):
                 self.at(point)
         return self
 
+    def _own_training(self, dataset: str) -> set[str]:
+        """The settings of `training` in whose place a dataset has values of its own, written or in the grid."""
+        if dataset not in self.datasets:
+            return set()
+        own, prefix = self.datasets[dataset], f"datasets.{dataset}."
+        written = {f"{who}.{key}" for who in ("teacher", "student") for key in getattr(own, who)}
+        varied = {setting.removeprefix(prefix) for setting in self.grid if setting.startswith(prefix)}
+        return {f"training.{setting}" for setting in written | varied}
+
     def points(self, dataset: str, method: str) -> tuple[dict[str, Any], ...]:
         """What a search tries for a method on a dataset: every combination of the grid's settings that concern both.
+
+        A setting of `training` does not concern a dataset that has a value of its own.
 
         Returns:
             Value by dotted setting, the last setting fastest. One empty point where the grid says nothing.
         """
         others = (*(f"methods.{name}." for name in self.methods if name != method),
                   *(f"datasets.{name}." for name in self.datasets if name != dataset))
-        axes = {setting: values for setting, values in self.grid.items() if not setting.startswith(others)}
-        return tuple(dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
+        own = self._own_training(dataset)
+        return grid.points({setting: values for setting, values in self.grid.items()
+                            if not setting.startswith(others) and setting not in own})
 
     def at(self, point: Mapping[str, Any]) -> "Study":
         """The study with a point of its grid in place; raises UserError when a value does not fit."""
-        return parse(Study, _replaced(self.model_dump(exclude={"grid"}), point), "grid")
+        return parse(Study, grid.placed(self.model_dump(exclude={"grid"}), point), "grid")
 
     def teacher_training(self, dataset: str) -> Training:
         """Training of the teacher on a dataset: the study's defaults under the dataset's overrides."""
@@ -360,9 +363,13 @@ class Study(Strict):
         return _override(self.training.student, self.datasets[dataset].student, f"datasets.{dataset}.student")
 
     def dataset(self, name: str) -> Dataset:
-        """The declaration of a dataset; raises UserError with near names."""
+        """The declaration of a dataset; raises UserError with near names, or where it has no teacher."""
         if name not in self.datasets:
             raise UserError(f"dataset {name!r} is not declared in params.yaml; {did_you_mean(name, self.datasets)}")
+        try:
+            self._check_teacher(name)  # it may be none of study.datasets
+        except ValueError as error:
+            raise UserError(f"params.yaml: {error}") from None
         return self.datasets[name]
 
     def method(self, name: str) -> dict[str, Any]:
@@ -383,13 +390,3 @@ def load(path: Path) -> Study:
 
 def _override(base: Training, changes: dict[str, Any], where: str) -> Training:
     return parse(Training, base.model_dump() | changes, where)
-
-
-def _replaced(content: Mapping[str, Any], point: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the settings with those of a grid's point in place."""
-    result = dict(content)
-    for setting, value in point.items():
-        section, _, rest = setting.partition(".")
-        inner = result.get(section)
-        result[section] = _replaced(inner if isinstance(inner, dict) else {}, {rest: value}) if rest else value
-    return result

@@ -134,6 +134,16 @@ def test_settings(name, study):
     _refused(kdflow("report", "--study", str(study), cwd=study), *words)
 
 
+def test_a_dataset_without_a_teacher_blocks_itself_alone(study):
+    """It is declared, but none of study.datasets."""
+    answered = {"data": {"teacher_files": {"train": "data/teacher.csv"}}, "teacher": {}, "student": {}}
+    _edit(study, _set("pair.teacher.source", "files"))
+    _edit(study, lambda content: content["datasets"].update(rte=content["datasets"]["movies"], movies=answered))
+    _refused(kdflow("report", cwd=study), "kdflow evaluate")
+    for arguments in (("prepare", "rte"), ("teacher", "rte"), ("grid", "rte", "finetune")):
+        _refused(kdflow(*arguments, cwd=study), "params.yaml: ", "datasets.rte.data.teacher_files is missing")
+
+
 FILES: dict[str, tuple[bytes | None, tuple[str, ...]]] = {
     "no file": (None, ("params.yaml does not exist", "--study")),
     "empty file": (b"", ("params.yaml", "expected sections")),

@@ -35,6 +35,27 @@ def test_a_setting_of_a_dataset_concerns_that_dataset_only():
     assert (len(grid.points("movies", "finetune")), len(grid.points("other", "finetune"))) == (6, 2)
 
 
+def test_what_a_dataset_sets_for_itself_is_not_varied_for_it():
+    """Its own value would stand, and all points would be the same."""
+    written = WRITTEN | {"datasets": WRITTEN["datasets"] | {
+        "own": {"data": {}, "teacher": {}, "student": {"learning_rate": 3e-5, "epochs": 1}}}}
+    written["study"] = written["study"] | {"datasets": ["movies", "own"]}
+    grid = strict.parse(config.Study, written | {"grid": RATES | {
+        "training.student.batch_size": [8, 16, 32], "datasets.movies.student.batch_size": [64]}}, "params.yaml")
+    assert grid.points("own", "finetune") == tuple({"training.student.batch_size": size} for size in (8, 16, 32))
+    assert grid.points("movies", "finetune") == tuple(
+        {"training.student.learning_rate": rate, "datasets.movies.student.batch_size": 64} for rate in (1e-5, 2e-5))
+
+
+@pytest.mark.parametrize("who", ["teacher", "student"])
+def test_what_every_dataset_sets_for_itself_cannot_be_varied(who):
+    datasets = {"movies": WRITTEN["datasets"]["movies"] | {who: {"epochs": 1}},
+                "unused": WRITTEN["datasets"]["movies"]}
+    with pytest.raises(UserError, match=rf"grid varies training.{who}.epochs, but every dataset of the study has a "
+                                        rf"value of its own, which stands; vary datasets.movies.{who}.epochs instead"):
+        strict.parse(config.Study, WRITTEN | {"datasets": datasets, "grid": {f"training.{who}.epochs": [1, 2]}}, "x")
+
+
 def test_without_a_grid_the_study_is_the_only_point():
     assert study({}).points("movies", "finetune") == ({},)
 
