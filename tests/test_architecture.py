@@ -14,7 +14,8 @@ CORE = {"errors", "strict", "config", "features", "losses", "mapping", "objectiv
 MAY_IMPORT = {
     "errors": set(),
     "strict": {"errors"},
-    "config": {"errors", "strict"},
+    "grid": {"errors"},
+    "config": {"errors", "strict", "grid"},
     "features": {"errors"},
     "losses": {"config", "errors", "features"},
     "mapping": {"config", "errors", "features"},
@@ -32,9 +33,9 @@ MAY_IMPORT = {
 """Parts of kdcore that are pure computation, and all that they may know of kdcore."""
 
 NEUTRAL = {
-    "AutoModelForSequenceClassification", "AutoTokenizer", "PreTrainedModel", "PreTrainedTokenizerBase", "Trainer",
-    "PrinterCallback", "TrainerCallback", "TrainerControl", "TrainerState", "TrainingArguments", "get_scheduler",
-    "trainer_callback",
+    "AutoModelForSequenceClassification", "AutoTokenizer", "PreTrainedModel", "PreTrainedTokenizerBase",
+    "PretrainedConfig", "Trainer", "PrinterCallback", "TrainerCallback", "TrainerControl", "TrainerState",
+    "TrainingArguments", "get_scheduler", "trainer_callback",
 }
 """Names of transformers that say nothing of an architecture; all others stay inside kdcore/models."""
 

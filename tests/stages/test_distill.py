@@ -172,9 +172,13 @@ def test_identity_follows_teacher_and_data(tmp_path: Path) -> None:
     weights.write_bytes(content)
     changed = distill.Work(study, layout, "toy", "finetune").identity(1)
     assert changed["teacher"] != before["teacher"]
-    with (layout.prepared("toy") / "dataset.json").open("a") as file:
-        file.write("\n")
-    assert distill.Work(study, layout, "toy", "finetune").identity(1)["prepared"] != before["prepared"]
+    about = layout.prepared("toy") / "dataset.json"
+    about.write_text(about.read_text().replace('"warnings": []', '"warnings": ["another"]'))
+    told = distill.Work(study, layout, "toy", "finetune").identity(1)["prepared"]
+    with (layout.prepared("toy") / "train.parquet").open("ab") as file:
+        file.write(b"0")
+    read = distill.Work(study, layout, "toy", "finetune").identity(1)["prepared"]
+    assert len({before["prepared"], told, read}) == 3
 
 
 @pytest.mark.parametrize(("stage", "known"), [("distill", distill.CODE), ("teacher", teacher.CODE)])
