@@ -33,7 +33,7 @@ def test_a_pushed_study_is_pulled_whole_and_nothing_is_left_to_run(tmp_path):
     first = Toy(tmp_path / "first", datasets=("a",), methods=("finetune", "rail"))
     _succeeds(first, "remote", "add", "-d", "store", str(tmp_path / "store"))
     _succeeds(first, "repro")
-    assert len(first.starts()) == 9
+    assert len(first.starts()) == 10
     _succeeds(first, "push", "--run-cache")
 
     second = _clone(first, tmp_path / "second")
