@@ -108,8 +108,7 @@ def teacher(dataset: DatasetArgument, study: StudyOption = Path()) -> None:
         from kdcore.stages import teacher as stage
 
         prepared = Prepared.load(layout.prepared(dataset))
-        for method in settings.study.methods:  # before hours of training, not after
-            suitability.check(settings, prepared, method)
+        suitability.check(settings, prepared, *settings.study.methods)  # before hours of training, not after
         stage.run(settings, layout, dataset)
 
 

@@ -1,4 +1,4 @@
-"""Whether a method can learn from a dataset's teacher, told by configurations alone, before anything is trained."""
+"""Whether methods can learn from a dataset's teacher, told by configurations alone, before anything is trained."""
 
 from transformers import PretrainedConfig
 
@@ -12,33 +12,35 @@ from kdcore.teacher import refuse_unaligned_tokens
 from kdcore.teacher_folder import WithoutLayers, needs_of, refuse_beyond_logits
 
 
-def check(study: config.Study, prepared: Prepared, method: str) -> None:
-    """Refuse a method that the pair of models cannot serve on this dataset.
+def check(study: config.Study, prepared: Prepared, *names: str) -> None:
+    """Refuse the first of these methods that the pair of models cannot serve on this dataset.
 
-    Builds the method's objectives for the sizes that teacher and student will have, and looks at what they read.
+    Builds the methods' objectives for the sizes that teacher and student will have, and looks at what they read.
 
     Raises:
-        UserError: its hyper-parameters do not fit the models, or it reads what one of them does not have, or compares
-            tokens that do not correspond.
+        UserError: hyper-parameters do not fit the models, or a method reads what one of them does not have, or
+            compares tokens that do not correspond.
     """
     info = prepared.info
     members = () if study.datasets[info.name].data.teacher_files else study.pair.teacher.models
     student = _student(study.pair)
     teacher = load_config(members[0].source, members[0].revision) if len(members) == 1 else None
-    sizes = dims(teacher) if teacher else WithoutLayers(dims(student), method, info.name, len(members))
-    setting = Setting(sizes, dims(student), info.classes, info.regression, prepared.labels(info.train),
-                      study.student_training(info.name).batch_size, study.study.seeds[0])
-    wanted = methods.configure(method, study.method(method))
-    with methods.naming(method):
-        phases = methods.load(method).phases(wanted, setting)
-        needs = needs_of(phases)
-        if teacher is None:
-            refuse_beyond_logits(method, needs, info.name, len(members))
-        else:
-            refuse_unaligned_tokens(prepared, needs)
-            reading.check(teacher, needs, info.max_length)
-        for phase in phases:
-            reading.check(student, phase.objective.needs.student, info.max_length)
+    labels = prepared.labels(info.train)
+    for name in names:
+        sizes = dims(teacher) if teacher else WithoutLayers(dims(student), name, info.name, len(members))
+        setting = Setting(sizes, dims(student), info.classes, info.regression, labels,
+                          study.student_training(info.name).batch_size, study.study.seeds[0])
+        wanted = methods.configure(name, study.method(name))
+        with methods.naming(name):
+            phases = methods.load(name).phases(wanted, setting)
+            needs = needs_of(phases)
+            if teacher is None:
+                refuse_beyond_logits(name, needs, info.name, len(members))
+            else:
+                refuse_unaligned_tokens(prepared, needs)
+                reading.check(teacher, needs, info.max_length)
+            for phase in phases:
+                reading.check(student, phase.objective.needs.student, info.max_length)
 
 
 def _student(pair: config.Pair) -> PretrainedConfig:

@@ -25,6 +25,7 @@ from kdcore.objective import Phase, Setting
 from kdcore.store import FeatureStore
 from kdcore.store_building import build
 from kdcore.teacher import Teacher, manifest, teacher_dims
+from kdcore.teacher_folder import needs_of
 from kdcore.training.journal import Journal
 from kdcore.training.precision import device, resolve
 from kdcore.training.run import train
@@ -114,7 +115,7 @@ class Pair:
 
     def needs(self, method: str, depth: int) -> frozenset[FeatureKey]:
         """All features of the teacher that a method may read."""
-        return frozenset().union(*(phase.objective.needs.teacher for phase in self.phases(method, depth)))
+        return needs_of(self.phases(method, depth))
 
     def source(self, method: str, depth: int) -> Literal["none", "stored", "mixed", "live"]:
         """Where a method's teacher features come from in a study: `stored` when nothing is left to compute live."""
