@@ -1,6 +1,6 @@
 """The vocabulary between models, the teacher store and objectives: which tensor of which layer.
 
-Axes: b batch, t tokens, d width, h heads, c classes, v vocabulary.
+Axes: b batch, t tokens, p masked positions, d width, h heads, c classes, v vocabulary.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-Kind = Literal["logits", "cls", "mean", "hidden", "query", "key", "value", "scores", "mlm_logits"]
+Kind = Literal["logits", "cls", "mean", "hidden", "query", "key", "value", "scores", "mlm_logits", "masked_logits"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SENTENCE_KINDS: frozenset[Kind] = frozenset({"logits", "cls", "mean"})
 
@@ -21,16 +21,17 @@ class FeatureKey:
     """One tensor of one model; its `name` is also a column of the teacher store.
 
     Layer 0 is the embedding output, 1..n are the transformer layers, for every kind.
-    `logits` and `mlm_logits` belong to no layer and carry 0.
+    `logits`, `mlm_logits` and `masked_logits` belong to no layer and carry 0.
 
-    kind        shape           meaning
-    logits      [b, c]          output of the sequence-classification head
-    cls         [b, d]          state of token 0
-    mean        [b, d]          mean over real tokens (padding left out)
-    hidden      [b, t, d]       all token states
+    kind           shape         meaning
+    logits         [b, c]        output of the sequence-classification head
+    cls            [b, d]        state of token 0
+    mean           [b, d]        mean over real tokens (padding left out)
+    hidden         [b, t, d]     all token states
     query, key, value [b, h, t, d/h]  projections inside layer l (l >= 1)
-    scores      [b, h, t, t]    attention scores before mask and softmax, no dropout (l >= 1)
-    mlm_logits  [b, t, v]       output of the masked-language-model head
+    scores         [b, h, t, t]  attention scores before mask and softmax, no dropout (l >= 1)
+    mlm_logits     [b, t, v]     output of the masked-language-model head
+    masked_logits  [b, p, v]     the same at the masked positions alone, which costs a fraction
     """
 
     kind: Kind
@@ -45,7 +46,7 @@ class FeatureKey:
     @property
     def name(self) -> str:
         """Column and file name, e.g. `mean-03`."""
-        return self.kind if self.kind in ("logits", "mlm_logits") else f"{self.kind}-{self.layer:02d}"
+        return self.kind if self.kind.endswith("logits") else f"{self.kind}-{self.layer:02d}"
 
     @property
     def is_sentence_level(self) -> bool:
@@ -60,6 +61,8 @@ class FeatureKey:
 
 
 LOGITS = FeatureKey("logits")
+MLM_LOGITS = FeatureKey("mlm_logits")
+MASKED_LOGITS = FeatureKey("masked_logits")
 
 
 def layer_keys(kind: Kind, layers: Iterable[int]) -> tuple[FeatureKey, ...]:

@@ -27,8 +27,9 @@ class Dims:
 class Setting:
     """All that a method may know when it builds its phases: sizes and labels, never models or texts.
 
-    `classes` is the number of outputs; 1 with `regression`.
-    `labels` [examples] are those of the training rows by example id, int64 classes or float32 scores, on the CPU.
+    `classes` is the number of outputs; 1 with `regression`, 0 for a corpus.
+    `labels` [examples] are those of the training rows by example id, int64 classes or float32 scores, on the CPU;
+    -1 or NaN where a row has none, as in the whole of a corpus.
     `batch_size` is the number of examples of one optimiser step; an epoch's last step may have fewer.
     """
 
@@ -57,11 +58,40 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class Step:
+    """Counts for each example s of the whole optimiser step, over micro-batches and ranks, on the CPU.
+
+    A sum over an example's tokens divided by the mean of `lengths` gives values whose mean over the step is the mean
+    over all tokens of the step, however the step is cut.
+    """
+
+    lengths: Int[Tensor, " s"]
+    """Real tokens."""
+    masked: Int[Tensor, " s"]
+    """Tokens masked for language modelling; 0 where none are."""
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Which tokens of a batch were masked for language modelling, in order, and what they were."""
+
+    positions: Int[Tensor, "b p"]
+    """0 fills up rows with fewer."""
+    targets: Int[Tensor, "b p"]
+    """-100 fills up rows with fewer."""
+
+
+@dataclass(frozen=True)
 class Batch:
     """What an objective may know of a batch beside the features."""
 
     ids: Int[Tensor, " b"]
-    labels: Tensor  # [b], int64 classes or float32 scores
+    labels: Tensor
+    """[b], int64 classes or float32 scores; -1 or NaN where an example has none."""
+    step: Step | None = None
+    """None only where nobody asked for features of tokens."""
+    masked: Masked | None = None
+    """None unless the objective `masks_tokens`."""
 
 
 TeacherOf = Callable[[Int[Tensor, " b"], frozenset[FeatureKey]], Features]
@@ -123,6 +153,9 @@ class Objective(nn.Module, ABC):
     couples_examples: ClassVar[bool] = False
     """True when an example's value depends on who shares its batch: such a batch must not be cut into pieces."""
 
+    masks_tokens: bool = False
+    """True: both models read texts with tokens masked for language modelling, which `Batch.masked` names."""
+
     alarms: ClassVar[tuple[Alarm, ...]] = ()
     """Which diagnostics warn, and when."""
 
@@ -175,5 +208,8 @@ class Phase:
     learning_rate: float | None = None
     schedule: Literal["linear", "constant"] | None = None
     keep: Literal["best", "last"] | None = None
+    layer_rates: tuple[float, ...] | None = None
+    """Factors of the student's learning rate: of its embeddings, then of layers 1..m; 0 freezes. What is neither, heads
+    and the objective itself, keeps the full rate. None is 1 for all."""
     fresh_student: bool = False
     """True: the student returns to its initial weights before the phase."""

@@ -4,7 +4,8 @@ Pure functions that give one value per example. Axes: b batch, t tokens (q queri
 `*slots` any axes between batch and the rest, such as the layers that are compared. `mask` [b, t] is 1 at real tokens.
 Padding counts neither as a state nor as a query nor as a key, whatever it holds, and each example is divided by its own
 length: amount of padding and company in a batch change nothing. An example without real tokens has the value 0.
-Half precision is widened to float32 inside, float64 stays.
+Half precision is widened to float32 inside, float64 stays. `per_token` and `per_pair` turn averages over an
+example's own tokens into its share of the average over all tokens of an optimiser step.
 """
 
 import math
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kdcore.losses import same_shape, widened
+from kdcore.objective import Step
 
 
 def real_states(states: Float[Tensor, "b *slots t d"], mask: Int[Tensor, "b t"]) -> Float[Tensor, "b *slots t d"]:
@@ -98,6 +100,35 @@ def attention_divergence(
     log_teacher = target.clamp_min(torch.finfo(target.dtype).tiny).log()  # finite at p = 0, where p log p is 0
     terms = target * (log_teacher - log_student)
     return terms.sum(dim=(-3, -2, -1)) / (student.shape[-3] * _lengths(mask, terms.dim() - 3))
+
+
+def per_token(
+    means: Float[Tensor, "b *slots"], mask: Int[Tensor, "b t"], step: Step | None
+) -> Float[Tensor, "b *slots"]:
+    """From means over the real tokens of each example to values whose mean over the examples of the optimiser step is
+    the mean over all its tokens.
+
+    Raises ValueError when the batch does not know its step.
+    """
+    return _by_weight(means, mask.sum(dim=1).clamp_min(1), _step_lengths(step))
+
+
+def per_pair(
+    means: Float[Tensor, "b *slots"], mask: Int[Tensor, "b t"], step: Step | None
+) -> Float[Tensor, "b *slots"]:
+    """`per_token` for means over pairs of tokens."""
+    return _by_weight(means, mask.sum(dim=1).clamp_min(1) ** 2, _step_lengths(step) ** 2)
+
+
+def _by_weight(means: Tensor, own: Tensor, whole: Tensor) -> Tensor:
+    shares = own.to(means.dtype) / whole.double().mean().item()
+    return means * shares.view(-1, *(1,) * (means.dim() - 1))
+
+
+def _step_lengths(step: Step | None) -> Int[Tensor, " s"]:
+    if step is None:
+        raise ValueError("this loss is an average over the tokens of a step, but the batch names no step")
+    return step.lengths.clamp_min(1)
 
 
 _LOWEST = torch.finfo(torch.float32).min

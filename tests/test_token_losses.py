@@ -10,9 +10,12 @@ import torch
 from torch import Tensor, tensor
 
 from kdcore import token_losses
+from kdcore.objective import Step
 from kdcore.token_losses import (
     attention_divergence,
     hidden_distance,
+    per_pair,
+    per_token,
     probabilities,
     relation_scores,
     score_distance,
@@ -286,3 +289,23 @@ def test_no_loss_swallows_a_misspelt_argument() -> None:
     for name, function in inspect.getmembers(token_losses, inspect.isfunction):
         kinds = {p.kind for p in inspect.signature(function).parameters.values()}
         assert not kinds & {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}, name
+
+
+def test_per_token_and_per_pair_average_over_all_tokens_of_a_step() -> None:
+    lengths = torch.tensor([2, 5, 1, 4])
+    mask = (torch.arange(6) < lengths[:, None]).long()
+    values = torch.randn(4, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    step = Step(lengths, torch.zeros(4, dtype=torch.int64))
+    pairs = mask[:, :, None] * mask[:, None, :]
+    by_token = (values[:, 0] * mask).sum(1) / lengths
+    by_pair = (values * pairs).sum((1, 2)) / lengths**2
+    for piece in (slice(0, 4), slice(0, 1), slice(1, 4)):  # of the same step, cut in two
+        tokens = per_token(by_token[piece], mask[piece], step).sum() / 4
+        assert tokens.item() == pytest.approx(((values[:, 0] * mask)[piece].sum() / 12).item(), abs=1e-12)
+        both = per_pair(by_pair[piece], mask[piece], step).sum() / 4
+        assert both.item() == pytest.approx(((values * pairs)[piece].sum() / (4 + 25 + 1 + 16)).item(), abs=1e-12)
+
+
+def test_averages_over_a_step_need_one() -> None:
+    with pytest.raises(ValueError, match="names no step"):
+        per_token(torch.ones(1), torch.ones(1, 2, dtype=torch.int64), None)
