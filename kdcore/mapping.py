@@ -41,6 +41,20 @@ def even(teacher_layers: int, student_layers: int) -> Pairs:
     return tuple((j, (2 * j * n + m) // (2 * m)) for j in range(1, m))
 
 
+def uniform(teacher_layers: int, student_layers: int) -> Pairs:
+    """Every n/m-th teacher layer for student layers 1..m, the last for the last (TinyBERT, Jiao et al. 2020).
+
+    Raises UserError when m does not divide n.
+    """
+    n, m = teacher_layers, student_layers
+    if n % m:
+        fitting = ", ".join(str(depth) for depth in range(1, n + 1) if n % depth == 0)
+        raise UserError(f"every student layer is to learn from the teacher layer at the end of its share, but a "
+                        f"teacher of {n} layers has no equal shares for a student of {m}; use a student of {fitting} "
+                        "layers")
+    return tuple((i, n // m * i) for i in range(1, m + 1))
+
+
 def explicit(
     pairs: Iterable[tuple[int, int]], teacher_layers: int, student_layers: int, lowest: Literal[0, 1] = 0
 ) -> Pairs:

@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from kdcore.errors import UserError
-from kdcore.mapping import RandomLayers, blocks, even, explicit, fixed, groups, last, skip, student_slots
+from kdcore.mapping import RandomLayers, blocks, even, explicit, fixed, groups, last, skip, student_slots, uniform
 
 
 def teachers(pairs: tuple[tuple[int, int], ...]) -> list[int]:
@@ -38,6 +38,17 @@ def test_rules_never_touch_embeddings_or_last_layer_and_refuse_shallow_teachers(
             assert all(1 <= layer <= n - 1 for layer in teachers(rule(n, m)))
     with pytest.raises(UserError, match="teacher of 3 to a student of 4"):
         rule(3, 4)
+
+
+def test_uniform_ends_with_the_last_layer(golden: Path) -> None:
+    with numpy.load(golden / "09_tinybert.npz") as file:
+        for name, depths in (("layer_map", (8, 4)), ("map_12_4", (12, 4)), ("map_12_6", (12, 6))):
+            assert ((0, 0), *uniform(*depths)) == tuple(enumerate(file[f"out.{name}"].tolist()))
+    assert uniform(3, 3) == ((1, 1), (2, 2), (3, 3))
+    assert uniform(6, 1) == ((1, 6),)
+    for student in (3, 9):
+        with pytest.raises(UserError, match=f"teacher of 8 layers .* student of {student}; use a .* 1, 2, 4, 8 layers"):
+            uniform(8, student)
 
 
 def test_explicit_pairs() -> None:
