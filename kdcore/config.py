@@ -116,6 +116,18 @@ class Files(Strict):
     test: str | None = None
 
 
+class Unlabelled(Strict):
+    """Texts without labels, in a table inside the study's `data/`; columns default to those of the dataset.
+
+    `rows` takes a seeded random part of that size.
+    """
+
+    file: str
+    text: str | None = None
+    text_pair: str | None = None
+    rows: int | None = Field(default=None, ge=1)
+
+
 class OutOfDomain(Strict):
     """A set of the user's own that only evaluates; columns default to those of the dataset."""
 
@@ -154,6 +166,9 @@ class Data(Strict):
     """Which of the built-in out-of-domain partners to use, e.g. [imdb_128]; None means the default ones."""
     train_rows: int | None = Field(default=None, ge=1)
     """A seeded random part of the training split of this size."""
+    unlabelled: Annotated[int, Field(ge=1, strict=True)] | str | Unlabelled | None = None
+    """Rows without labels that train beside the labelled ones wherever a teacher is read: the name of a table, or a
+    mapping where its columns are called otherwise, or so many rows of the training split beyond `train_rows`."""
     eval_rows: int | None = Field(default=None, ge=1)
     """A seeded random part of each larger evaluation split, named in every result."""
     selection: Literal["validation", "held_out"] = "validation"

@@ -9,6 +9,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
+NO_LABEL = -1
+"""Class of an example without a label; NaN is such a score."""
 EPSILON = 1e-12
 """Smallest norm that `unit` divides by."""
 
@@ -27,13 +29,15 @@ def same_shape(student: Tensor, teacher: Tensor) -> None:
 def label_loss(logits: Float[Tensor, "b c"], labels: Tensor, regression: bool) -> Float[Tensor, " b"]:
     """Cross-entropy with labels [b] of class ids, or the squared error to scores [b] with `regression`.
 
-    Scores are compared on their own scale, without squashing. Raises ValueError when shapes do not fit.
+    0 without any gradient where an example has no label (-1, NaN). Scores are compared on their own scale, without
+    squashing. Raises ValueError when shapes do not fit.
     """
     if labels.shape != logits.shape[:1]:
         raise ValueError(f"labels have shape {list(labels.shape)}, expected {list(logits.shape[:1])}")
     if regression:
-        return _square(_one_output(logits) - labels.to(widened(logits).dtype))
-    return F.cross_entropy(widened(logits), labels, reduction="none")
+        output = _one_output(logits)
+        return _square(torch.where(labels.isnan(), 0, output - labels.to(output.dtype)))
+    return F.cross_entropy(widened(logits), labels, reduction="none", ignore_index=NO_LABEL)
 
 
 def kd_loss(

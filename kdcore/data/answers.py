@@ -7,7 +7,7 @@ answers came from.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Literal, Self
 
@@ -32,11 +32,11 @@ Holds = Literal["logits", "probabilities", "scores"]
 
 @dataclass(frozen=True)
 class Source:
-    """Where answers came from: the user's file, its SHA-256, and what it holds."""
+    """Where answers came from: the user's file, its SHA-256, and what it holds; of several files all, with commas."""
 
     file: str
     sha256: str
-    holds: Holds
+    holds: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +45,15 @@ class Aligned:
 
     source: Source
     logits: np.ndarray
+
+    def join(self, more: "Aligned") -> "Aligned":
+        """These answers and then those to further rows."""
+        if more.source == self.source:
+            source = self.source
+        else:
+            source = Source(*(", ".join(dict.fromkeys(pair)) for pair in zip(
+                astuple(self.source), astuple(more.source), strict=True)))
+        return Aligned(source, np.concatenate([self.logits, more.logits]))
 
 
 class Answers:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from kdcore import config
-from kdcore.data import builtin, own, teacher_files
+from kdcore.data import builtin, own, teacher_files, unlabelled
 from kdcore.data.answers import Aligned
 from kdcore.data.checks import Columns
 from kdcore.data.parts import Part
@@ -49,36 +49,47 @@ def assemble(study: Path, name: str, data: config.Data, usable: int) -> Assemble
     parts += own.read_ood(study, name, data.ood, like)
     _check_names(name, parts)
     whole = parts
-    parts = _select(name, _train_rows(name, parts, data), data)
+    chosen, further = _train_rows(name, parts[0], data)
+    more = unlabelled.read(study, name, data, like, further)
+    parts = _select(name, [chosen, *parts[1:]], data)
     parts = [_eval_rows(part, data) if part.role != "train" else part for part in parts]
+    extra = [more] if more else []
     answers = {}
     if data.teacher_files:
-        answers = teacher_files.read(study, name, data.teacher_files, like.labels, whole, parts)
-    warnings = [*warnings, *(text for part in parts for text in part.rows.warnings), *_check_train(name, parts, like),
-                *_overlaps(parts)]
+        of_files = [part for part in extra if part.source != whole[0].source]
+        answers = teacher_files.read(study, name, data.teacher_files, like.labels, [*whole, *of_files],
+                                     [*parts, *extra])
+    warnings = [*warnings, *(text for part in (*parts, *extra) for text in part.rows.warnings),
+                *_check_train(name, parts[0], like), *_overlaps(parts[0], parts[1:])]
+    if more:
+        warnings += _overlaps(more, parts)
+        parts = [unlabelled.join(parts[0], more), *parts[1:]]
+        if more.name in answers:
+            answers[parts[0].name] = answers[parts[0].name].join(answers.pop(more.name))
     return Assembled(like.labels, like.score_range, metrics, like.text_pair is not None, tuple(parts), tuple(warnings),
                      answers)
 
 
 def _check_names(name: str, parts: Sequence[Part]) -> None:
     names = [part.name for part in parts]
-    for taken in (*names, HELD_OUT):
-        if names.count(taken) > 1 or (taken == HELD_OUT and HELD_OUT in names):
+    reserved = (HELD_OUT, unlabelled.UNLABELLED)
+    for taken in (*names, *reserved):
+        if names.count(taken) > 1 or (taken in reserved and taken in names):
             raise UserError(f"datasets.{name}.data.ood.{taken} is also the name of another split; rename it")
 
 
-def _train_rows(name: str, parts: Sequence[Part], data: config.Data) -> list[Part]:
-    """Cut the training split to `train_rows`."""
+def _train_rows(name: str, train: Part, data: config.Data) -> tuple[Part, Part]:
+    """The training split cut to `train_rows`, and what is left of it."""
     if data.train_rows is None:
-        return list(parts)
-    train = parts[0]
+        return train, train.choose(np.zeros(len(train), bool))
     if data.train_rows > len(train):
         note = f" ({train.notes[0]})" if train.notes else ""
         raise UserError(f"datasets.{name}.data.train_rows = {data.train_rows:,} is more than the {len(train):,} rows "
                         f"of {train.source}{note}; lower it or remove it")
     rows = draw(len(train), data.train_rows, data.seed, "train")
+    further = train.choose(np.setdiff1d(np.arange(len(train)), rows))
     note = f"{len(rows):,} of {len(train):,} rows, drawn with seed {data.seed}"
-    return [train.choose(rows, note) if len(rows) < len(train) else train, *parts[1:]]
+    return train.choose(rows, note) if len(rows) < len(train) else train, further
 
 
 def _select(name: str, parts: Sequence[Part], data: config.Data) -> list[Part]:
@@ -104,9 +115,8 @@ def _eval_rows(part: Part, data: config.Data) -> Part:
     return part.choose(rows, f"{len(rows):,} of {len(part):,} rows, drawn with seed {data.seed}")
 
 
-def _check_train(name: str, parts: Sequence[Part], like: Columns) -> list[str]:
+def _check_train(name: str, train: Part, like: Columns) -> list[str]:
     """Warn about classes without training rows; refuse training rows that are all alike."""
-    train = parts[0]
     values = train.rows.table.column("label").to_numpy()
     if (values == values[0]).all():
         what = f"{values[0]:g}" if like.labels is None else repr(like.labels[values[0]])
@@ -119,11 +129,11 @@ def _check_train(name: str, parts: Sequence[Part], like: Columns) -> list[str]:
             for label, count in zip(like.labels, counts, strict=True) if count == 0]
 
 
-def _overlaps(parts: Sequence[Part]) -> list[str]:
-    """Count evaluation rows whose text also trains."""
-    train = set(keys(parts[0].rows.table))
+def _overlaps(train: Part, others: Sequence[Part]) -> list[str]:
+    """Count rows of other splits whose text is also among these."""
+    texts = set(keys(train.rows.table))
     warnings = []
-    for part in parts[1:]:
-        if part.role != "test" and (count := sum(key in train for key in keys(part.rows.table))):
-            warnings.append(f"{part.name}: {count:,} of {len(part):,} rows have a text that is also in train")
+    for part in others:
+        if part.role != "test" and (count := sum(key in texts for key in keys(part.rows.table))):
+            warnings.append(f"{part.name}: {count:,} of {len(part):,} rows have a text that is also in {train.name}")
     return warnings

@@ -15,7 +15,7 @@ from kdcore.data.raw import Raw
 from kdcore.errors import UserError, did_you_mean
 
 HIDDEN = -1
-"""Label of a row whose label nobody may know, in the hub's GLUE test splits."""
+"""Class of a row whose label nobody may know, in the hub's GLUE test splits, or nobody does; NaN is such a score."""
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ def read_files(study: Path, name: str, data: config.Data) -> list[Part]:
         if file is None:
             continue
         raw = files.read(study, file, f"datasets.{name}.data.files.{split}")
-        rows = clean(raw, replace(columns(data), row_id=_row_id(raw.table.column_names), may_hide=split == "test"))
+        rows = clean(raw, replace(columns(data), row_id=row_id(raw.table.column_names), may_hide=split == "test"))
         actual: Role = "test" if rows.hidden else role  # type: ignore[assignment]
         parts.append(Part(split, actual, rows, file, data.labels))
     return parts
@@ -133,7 +133,7 @@ def read_ood(study: Path, name: str, declared: dict[str, config.OutOfDomain], li
         label_map = _label_map(place, ood, like.labels, labels)
         raw = files.read(study, ood.file, f"{place}.file")
         rows = clean(raw, Columns(ood.text or like.text, ood.text_pair or like.text_pair, ood.label or like.label,
-                                  labels, like.score_range, row_id=_row_id(raw.table.column_names)))
+                                  labels, like.score_range, row_id=row_id(raw.table.column_names)))
         parts.append(Part(ood_name, "ood", rows, ood.file, labels, label_map))
     return parts
 
@@ -162,5 +162,6 @@ def _label_map(place: str, ood: config.OutOfDomain, names: tuple[str, ...] | Non
     return complete
 
 
-def _row_id(columns: list[str]) -> str | None:
+def row_id(columns: list[str]) -> str | None:
+    """The column with ids of rows; None where there is none."""
     return next((column for column in ID_COLUMNS if column in columns), None)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
-from kdcore.data.checks import Rows
+from kdcore.data.checks import HIDDEN, Rows
 from kdcore.data.prepared import Role, SplitInfo
 from kdcore.data.splitting import take
 
@@ -45,7 +45,43 @@ class Part:
         chosen = replace(self.rows, table=take(table, rows))
         return replace(self, rows=chosen, notes=(*self.notes, note) if note else self.notes)
 
+    @property
+    def has_label(self) -> np.ndarray:
+        """True at rows whose label is known: bool [n]."""
+        labels = self.rows.table.column("label").to_numpy()
+        return ~np.isnan(labels) if labels.dtype.kind == "f" else labels != HIDDEN
+
+    def without_labels(self) -> "Part":
+        """The same rows, their labels forgotten."""
+        table = self.rows.table
+        kind = table.schema.field("label").type
+        empty = pa.array(np.full(len(self), np.nan if pa.types.is_floating(kind) else HIDDEN), kind)
+        table = table.set_column(table.column_names.index("label"), "label", empty)
+        return replace(self, rows=replace(self.rows, table=table, hidden=True))
+
+    def join(self, more: pa.Table, note: str) -> "Part":
+        """These rows and further ones, as a training split takes them in; with one more note.
+
+        Rows with a label come before rows without, each in their old order, these before the further ones: so ids of
+        rows that were here and have a label stay, and what learns from labels alone takes the first rows.
+
+        Args:
+            more: text, [text_pair] and label of the types that these rows have; label -1 (NaN for scores) where there
+                is none. With a column `source_id` where the rows are of the same source, so that it tells them apart.
+        """
+        own = self.rows.table
+        if SOURCE_ID not in own.column_names:
+            own = own.append_column(SOURCE_ID, self.ids)
+        if SOURCE_ID not in more.column_names:
+            more = more.append_column(SOURCE_ID, pa.nulls(more.num_rows, pa.large_string()))
+        table = pa.concat_tables([own, more.select(own.column_names).cast(own.schema)]).combine_chunks()
+        joined = replace(self, rows=replace(self.rows, table=table), notes=(*self.notes, note))
+        known = joined.has_label
+        order = np.concatenate([np.flatnonzero(known), np.flatnonzero(~known)])
+        return replace(joined, rows=replace(joined.rows, table=take(table, order)))
+
     def info(self, max_length: int) -> SplitInfo:
         """What is written about this split; `max_length` is the pair's."""
         return SplitInfo(self.name, self.role, len(self), self.source, self.labels, self.label_map,
-                         "; ".join(self.notes), self.rows.hidden, self.max_length or max_length)
+                         "; ".join(self.notes), self.rows.hidden, self.max_length or max_length,
+                         0 if self.rows.hidden else int((~self.has_label).sum()))

@@ -37,6 +37,7 @@ class SplitInfo:
     note        anything a reader of a result must know: "subset: 7,600 of the official 40,430 rows".
     hidden      True: no labels here (-1 or NaN in the table).
     max_length  tokens a row may have here, special tokens included.
+    unlabelled  of the training split: so many rows, its last ones, have no label (-1 or NaN in the table).
     """
 
     name: str
@@ -48,6 +49,12 @@ class SplitInfo:
     note: str = ""
     hidden: bool = False
     max_length: int = 0
+    unlabelled: int = 0
+
+    @property
+    def labelled(self) -> int:
+        """The number of rows with a label, which come first; 0 where labels are hidden."""
+        return 0 if self.hidden else self.rows - self.unlabelled
 
 
 @dataclass(frozen=True)
@@ -142,7 +149,8 @@ class Prepared:
         """Rows of a split: id, text, [text_pair], label, [source_id]; row i has id i.
 
         `source_id` is the row's id in the source. Without one in the source, and with all its rows here, there is no
-        such column; with some of them, it is the row's number there, from 0.
+        such column; with some of them, it is the row's number there, from 0. Rows that joined a split from elsewhere
+        have none (null).
         """
         path = split_file(self.folder, self.split(split).name)
         try:
@@ -153,7 +161,7 @@ class Prepared:
             raise UserError(f"{path} is damaged ({error}); run `kdflow prepare {self.info.name}` again") from None
 
     def labels(self, split: str) -> Tensor:
-        """int64 [n] class ids of this split's own names (-1 hidden), or float32 [n] scores (NaN hidden)."""
+        """int64 [n] class ids of this split's own names (-1 without label), or float32 [n] scores (NaN without)."""
         return torch.tensor(self.table(split).column("label").to_numpy())
 
     def tokens(self, split: str, which: Which) -> TokenTable:

@@ -25,6 +25,7 @@ from kdcore.data.checks import ids, numbers
 from kdcore.data.own import ID_COLUMNS
 from kdcore.data.parts import Part
 from kdcore.data.raw import Raw
+from kdcore.data.unlabelled import UNLABELLED
 from kdcore.errors import UserError, did_you_mean
 
 FLOOR = 1e-6
@@ -43,7 +44,9 @@ def read(study: Path, name: str, named: Mapping[str, str], labels: tuple[str, ..
     Args:
         named: file by split, relative to the study and inside its `data/`.
         whole: the splits as their sources have them.
-        parts: the splits as they are prepared. Rows held out of a split are answered by that split's file, if at all.
+        parts: the splits as they are prepared. Rows held out of a split are answered by that split's file, if at all;
+            further rows of the training split, without labels, by that split's file too. Rows without labels of a file
+            are a split `unlabelled` of `whole` and `parts`.
 
     Returns:
         By split, in their order.
@@ -53,6 +56,10 @@ def read(study: Path, name: str, named: Mapping[str, str], labels: tuple[str, ..
             or rows of two splits that one file is named for; or a row of a named split without an answer.
     """
     known = {part.name: part for part in whole}
+    if UNLABELLED in known and UNLABELLED not in named:
+        raise UserError(f"datasets.{name}.data.teacher_files has no entry `{UNLABELLED}`, but students learn from the "
+                        f"teacher's answers to {known[UNLABELLED].source}; let the teacher answer its rows and name "
+                        "the file")
     answers: dict[str, Aligned] = {}
     for split, file in named.items():
         setting = f"datasets.{name}.data.teacher_files.{split}"
@@ -67,10 +74,10 @@ def read(study: Path, name: str, named: Mapping[str, str], labels: tuple[str, ..
         source = Source(file, _sha256(study / file), holds)
         for part in parts:
             places = pc.index_in(part.ids, value_set=given)
-            if part.name == split and places.null_count:
+            cut_out = split == whole[0].name and part.name not in known  # held out, or further rows without labels
+            if places.null_count and (part.name == split or (cut_out and part.name == UNLABELLED)):
                 _refuse_missing(raw, part, places)
-            held_out = split == whole[0].name and part.name not in known
-            if part.name == split or (held_out and not places.null_count):
+            if part.name == split or (cut_out and not places.null_count):
                 answers[part.name] = Aligned(source, logits[places.to_numpy()])
     return {part.name: answers[part.name] for part in parts if part.name in answers}
 

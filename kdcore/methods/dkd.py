@@ -10,7 +10,8 @@ Two classes leave one class beside the label: q is 1, NCKD is zero and beta with
 alpha KD, which is `vanilla_kd` with alpha / (label_weight + alpha), times label_weight + alpha.
 
 Deviations from the paper: regression, which it does not treat, takes the squared difference of the outputs with alpha
-and ignores T and beta. Alpha and beta start small and grow with each step over a share of the training.
+and ignores T and beta. Alpha and beta start small and grow with each step over a share of the training. An example
+without a label has the teacher's most probable class in its place, for which p_T[t] is largest.
 Released code (mdistiller) differs: there they grow with each epoch, over 20 of 240; and the label is left out of q by
 lowering its logit by 1000, where q has one class less here.
 """
@@ -23,7 +24,7 @@ from torch.nn import functional as F
 
 from kdcore.config import MethodConfig
 from kdcore.features import LOGITS, Features
-from kdcore.losses import kd_loss, label_loss, same_shape, widened
+from kdcore.losses import NO_LABEL, kd_loss, label_loss, same_shape, widened
 from kdcore.objective import Batch, Loss, Needs, Objective, Phase, Progress, Setting
 
 
@@ -60,7 +61,8 @@ class Dkd(Objective):
         if self.regression:
             parts["kd"] = kd_loss(student.logits, teacher.logits, self.temperature, self.regression)
         else:
-            parts["tckd"], parts["nckd"] = decoupled_kd(student.logits, teacher.logits, batch.labels, self.temperature)
+            targets = torch.where(batch.labels == NO_LABEL, teacher.logits.argmax(dim=1), batch.labels)
+            parts["tckd"], parts["nckd"] = decoupled_kd(student.logits, teacher.logits, targets, self.temperature)
         grown = min(1.0, (progress.step + 1) / max(1.0, self.warmup_share * progress.total_steps))
         taught = {name: grown * weight for name, weight in self.weights.items()}
         return Loss(parts, {"label": self.label_weight, **taught})

@@ -1,0 +1,71 @@
+"""Rows without labels for the training split: texts of the user's own, or further rows of that split.
+
+They are read and checked as any others and stand in no other split. Teachers answer them like labelled rows; label
+losses leave them out, and a training that reads no teacher never sees them.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from kdcore import config
+from kdcore.data import files
+from kdcore.data.checks import Columns, clean
+from kdcore.data.own import row_id
+from kdcore.data.parts import SOURCE_ID, Part
+from kdcore.data.splitting import draw
+from kdcore.errors import UserError
+
+UNLABELLED = "unlabelled"
+"""Name of these rows until they join the training split; no split may have it."""
+
+
+def read(study: Path, name: str, data: config.Data, like: Columns, further: Part) -> Part | None:
+    """The rows that `data.unlabelled` names, as a part of their own; None where it names none.
+
+    Args:
+        like: the dataset's columns.
+        further: rows of the training split beyond `train_rows`.
+
+    Raises:
+        UserError: the file cannot be read, has no such column or no text in a row; or fewer rows than are asked for.
+    """
+    wanted, setting = data.unlabelled, f"datasets.{name}.data.unlabelled"
+    if wanted is None:
+        return None
+    if isinstance(wanted, int):
+        if data.train_rows is None:
+            raise UserError(f"{setting} = {wanted:,} takes rows of the training split beyond train_rows, which is not "
+                            f"set; set datasets.{name}.data.train_rows, or name a file as {setting}")
+        if wanted > len(further):
+            raise UserError(f"{setting} = {wanted:,} is more than the {len(further):,} rows of {further.source} beyond "
+                            f"train_rows = {data.train_rows:,}; lower one of them")
+        part = replace(further.without_labels(), notes=("beyond train_rows", "their labels left out"))
+        return replace(_drawn(part, wanted, data.seed), name=UNLABELLED)
+    if isinstance(wanted, str):
+        wanted = config.Unlabelled(file=wanted)
+    raw = files.read(study, wanted.file, setting)
+    ignored = like.label in raw.table.column_names
+    if ignored:
+        raw = replace(raw, table=raw.table.drop_columns(like.label))
+    rows = clean(raw, replace(like, text=wanted.text or like.text, text_pair=wanted.text_pair or like.text_pair,
+                              row_id=row_id(raw.table.column_names), may_hide=True))
+    part = Part(UNLABELLED, "train", rows, wanted.file, like.labels,
+                notes=(f"whose column {like.label!r} is ignored",) if ignored else ())
+    if wanted.rows is None:
+        return part
+    if wanted.rows > len(part):
+        raise UserError(f"{setting}.rows = {wanted.rows:,} is more than the {len(part):,} rows of {wanted.file}; lower "
+                        "it or remove it")
+    return _drawn(part, wanted.rows, data.seed)
+
+
+def _drawn(part: Part, rows: int, seed: int) -> Part:
+    return part.choose(draw(len(part), rows, seed, UNLABELLED), f"drawn with seed {seed}")
+
+
+def join(train: Part, rows: Part) -> Part:
+    """The training split with these rows behind its own. Of another source, they have no ids there."""
+    table = rows.rows.table
+    if rows.source != train.source and SOURCE_ID in table.column_names:
+        table = table.drop_columns(SOURCE_ID)
+    return train.join(table, ", ".join([f"then {len(rows):,} rows without labels, of {rows.source}", *rows.notes]))
