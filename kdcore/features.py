@@ -110,3 +110,8 @@ def masked_mean(states: Float[Tensor, "b t d"], mask: Int[Tensor, "b t"]) -> Flo
     """
     kept = states.masked_fill(mask.unsqueeze(-1) == 0, 0)
     return kept.sum(dim=1, dtype=torch.promote_types(states.dtype, torch.float32)) / mask.sum(dim=1, keepdim=True)
+
+
+def at_positions(states: Float[Tensor, "b t d"], positions: Int[Tensor, "b p"]) -> Float[Tensor, "b p d"]:
+    """What `masked_logits` are of `mlm_logits`: the states of the tokens at these positions."""
+    return states.gather(1, positions.unsqueeze(-1).expand(-1, -1, states.shape[-1]))

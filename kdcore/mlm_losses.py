@@ -22,11 +22,6 @@ def masked_tokens(batch: Batch) -> Masked:
     return batch.masked
 
 
-def at_masked(values: Float[Tensor, "b t v"], masked: Masked) -> Float[Tensor, "b p v"]:
-    """Values at the masked positions; those of token 0 fill up."""
-    return values.gather(1, masked.positions.unsqueeze(-1).expand(-1, -1, values.shape[-1]))
-
-
 def mlm_loss(logits: Float[Tensor, "b p v"], masked: Masked, step: Step | None) -> Float[Tensor, " b"]:
     """Cross-entropy with the tokens that were masked, averaged over the masked tokens of the step."""
     values = F.cross_entropy(widened(logits).flatten(0, 1), masked.targets.flatten(), reduction="none",

@@ -9,7 +9,7 @@ attention and under autocast. Models come bare, not wrapped for data-parallel tr
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -20,33 +20,37 @@ from transformers import DebertaV2Model, ModernBertModel, MPNetModel, Pretrained
 from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_emb
 
 from kdcore.errors import UserError, did_you_mean
-from kdcore.features import FeatureKey, Features, masked_mean
+from kdcore.features import MASKED_LOGITS, MLM_LOGITS, FeatureKey, Features, at_positions, masked_mean
 
 
 @dataclass(frozen=True)
 class Family:
-    """Where a family keeps its layers, and the names of the projections inside one.
+    """Where a family keeps its layers, the names of the projections inside one, and the first module of the
+    masked-language-model head, which takes the states of the last layer.
 
-    ModernBERT makes all three in one linear layer.
+    ModernBERT makes all three projections in one linear layer.
     """
 
     layers: str
     query: str
     key: str
     value: str
+    head: str
 
 
-_BERT = Family("encoder.layer", "attention.self.query", "attention.self.key", "attention.self.value")
+_BERT = Family("encoder.layer", "attention.self.query", "attention.self.key", "attention.self.value", "cls")
+_ROBERTA = replace(_BERT, head="lm_head")
 FAMILIES: dict[str, Family] = {
     "bert": _BERT,
-    "roberta": _BERT,
-    "xlm-roberta": _BERT,
-    "electra": _BERT,
-    "distilbert": Family("transformer.layer", "attention.q_lin", "attention.k_lin", "attention.v_lin"),
-    "mpnet": Family("encoder.layer", "attention.attn.q", "attention.attn.k", "attention.attn.v"),
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "electra": replace(_BERT, head="generator_predictions"),
+    "distilbert": Family("transformer.layer", "attention.q_lin", "attention.k_lin", "attention.v_lin",
+                         "vocab_transform"),
+    "mpnet": Family("encoder.layer", "attention.attn.q", "attention.attn.k", "attention.attn.v", "lm_head"),
     "deberta-v2": Family("encoder.layer", "attention.self.query_proj", "attention.self.key_proj",
-                         "attention.self.value_proj"),
-    "modernbert": Family("layers", "attn.Wqkv", "attn.Wqkv", "attn.Wqkv"),
+                         "attention.self.value_proj", "cls"),
+    "modernbert": Family("layers", "attn.Wqkv", "attn.Wqkv", "attn.Wqkv", "head"),
 }
 """By `model_type`; DeBERTa-v3 is `deberta-v2` too."""
 
@@ -54,13 +58,13 @@ FAMILIES: dict[str, Family] = {
 def read(model: PreTrainedModel, inputs: Mapping[str, Tensor], keys: frozenset[FeatureKey]) -> Features:
     """Run the model once and return the features `keys` names, with the attention mask of the batch.
 
-    `inputs` holds `input_ids` and `attention_mask` [b, t] and may hold more; what the model does not take is
-    left out. Layer 0 is the embedding output (after ELECTRA's projection to the hidden width), layer l what
-    transformer layer l hands on, as `output_hidden_states` reports it: with DeBERTa's convolution in layer 1
-    where there is one, with ModernBERT's final norm in its last layer. Query and key are what the attention
-    multiplies: ModernBERT's after rotation by position, DeBERTa's of the contents (`scores` has its terms of
-    position as well). `mean` and `scores` are float32 whatever the model computes in; everything else has the
-    dtype of the computation.
+    `inputs` holds `input_ids` and `attention_mask` [b, t], for `masked_logits` also `masked_positions` [b, p], and may
+    hold more; what the model does not take is left out. Layer 0 is the embedding output (after ELECTRA's projection to
+    the hidden width), layer l what transformer layer l hands on, as `output_hidden_states` reports it: with DeBERTa's
+    convolution in layer 1 where there is one, with ModernBERT's final norm in its last layer. Query and key are what
+    the attention multiplies: ModernBERT's after rotation by position, DeBERTa's of the contents (`scores` has its terms
+    of position as well). `masked_logits` alone run the masked-language-model head at the masked positions alone. `mean`
+    and `scores` are float32 whatever the model computes in; everything else has the dtype of the computation.
 
     Raises:
         UserError: what `check` refuses, or logits of a head that the model lacks.
@@ -73,13 +77,18 @@ def read(model: PreTrainedModel, inputs: Mapping[str, Tensor], keys: frozenset[F
     try:
         for module, listener in _listeners(model, keys, mask, values):
             hooks.append(module.register_forward_hook(listener))
+        if MASKED_LOGITS in keys and MLM_LOGITS not in keys:
+            narrow = partial(_narrow_input, inputs["masked_positions"])
+            hooks.append(_masked_head(model).register_forward_pre_hook(narrow))
         takes = accepts(model)
         output = model(**{name: tensor for name, tensor in inputs.items() if name in takes})
     finally:
         for hook in hooks:
             hook.remove()
     for key in keys:
-        if key.kind in ("logits", "mlm_logits"):
+        if key == MASKED_LOGITS and MLM_LOGITS in keys:
+            values[key] = at_positions(output.logits, inputs["masked_positions"])
+        elif key.kind.endswith("logits"):
             values[key] = output.logits
         elif key.kind == "scores":
             values[key] = _scores(model, values, key.layer, inputs["input_ids"])
@@ -117,7 +126,8 @@ def _check_window(config: PretrainedConfig, layer: int, longest: int) -> None:
 
 
 def _check_heads(model: PreTrainedModel, keys: frozenset[FeatureKey]) -> None:
-    for kind, head in (("logits", "ForSequenceClassification"), ("mlm_logits", "ForMaskedLM")):
+    for kind, head in (("logits", "ForSequenceClassification"), ("mlm_logits", "ForMaskedLM"),
+                       ("masked_logits", "ForMaskedLM")):
         if any(key.kind == kind for key in keys) and not type(model).__name__.endswith(head):
             raise UserError(f"{kind} were asked of a {type(model).__name__}; load it as ...{head}")
 
@@ -211,6 +221,16 @@ def _keep_projection(key: FeatureKey, model: PreTrainedModel, values: dict[Featu
         cos, sin = base.rotary_emb(projection, positions, model.config.layer_types[key.layer - 1])
         projection, _ = apply_rotary_pos_emb(projection, projection, cos, sin)
     values[key] = projection
+
+
+def _masked_head(model: PreTrainedModel) -> nn.Module:
+    """The first module of the masked-language-model head; DeBERTa-v3's checkpoints have another one than v2's."""
+    return model.get_submodule("lm_predictions" if hasattr(model, "lm_predictions") else family(model.config).head)
+
+
+def _narrow_input(positions: Int[Tensor, "b p"], module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    states, *rest = args
+    return (at_positions(states, positions), *rest)
 
 
 def _scores(model: PreTrainedModel, values: Mapping[FeatureKey, Tensor], layer: int,

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from kdcore.errors import UserError
-from kdcore.features import LOGITS, FeatureKey
+from kdcore.features import LOGITS, MASKED_LOGITS, MLM_LOGITS, FeatureKey, at_positions
 from kdcore.models import reading
 from tests.tiny import FAMILIES, tiny_config, tiny_inputs, tiny_model
 
@@ -265,11 +265,63 @@ def test_autocast_keeps_pooled_means_and_scores_in_float32(family):
         assert (half[key] - full[key]).norm() < 0.03 * full[key].norm()
 
 
+def language_model(family, **changes):
+    config = tiny_config(family)
+    config.update(changes)
+    torch.manual_seed(3)
+    model = AutoModelForMaskedLM.from_config(config).eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+POSITIONS = torch.tensor([[1, 3, 4], [2, 0, 0], [1, 2, 0], [5, 1, 2]])
+LANGUAGE_MODELS = [*((family, {}) for family in FAMILIES), ("deberta-v2", {"legacy": False})]
+"""DeBERTa-v3's checkpoints have the head that is not legacy."""
+
+
+@pytest.mark.parametrize(("family", "changes"), LANGUAGE_MODELS, ids=str)
+def test_masked_logits_equal_mlm_logits_at_the_masked_positions(family, changes):
+    """Also in their gradients, and when both are asked for at once; the head then runs at all positions."""
+    model, inputs = language_model(family, **changes), tiny_inputs(family, longest=12)
+    inputs["masked_positions"] = POSITIONS
+    weights = torch.linspace(-1, 1, POSITIONS.numel()).view(*POSITIONS.shape, 1)
+    sizes, results = [], []
+    model.get_output_embeddings().register_forward_pre_hook(lambda module, args: sizes.append(args[0].shape[1]))
+    for keys in ({MASKED_LOGITS}, {MLM_LOGITS}, {MASKED_LOGITS, MLM_LOGITS}):
+        features = reading.read(model, inputs, frozenset(keys))
+        assert set(features) == keys
+        logits = features[MASKED_LOGITS] if MASKED_LOGITS in keys else at_positions(features[MLM_LOGITS], POSITIONS)
+        gradients = torch.autograd.grad((weights * logits).sum(), model.parameters(), allow_unused=True)
+        results.append((logits, [g for g in gradients if g is not None]))
+    vocabulary = model.config.vocab_size
+    assert results[0][0].shape == (*POSITIONS.shape, vocabulary)
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(results[2], results[1], rtol=0, atol=0)
+    length = inputs["input_ids"].shape[1]
+    assert sizes == [3, length, length]
+    with torch.no_grad():
+        expected = model(**accepted(model, inputs)).logits
+    torch.testing.assert_close(results[0][0], at_positions(expected, POSITIONS), rtol=1e-4, atol=1e-4)
+
+
+def test_masked_logits_go_with_states_and_leave_no_hook():
+    model, inputs = language_model("bert"), tiny_inputs("bert") | {"masked_positions": POSITIONS}
+    last = FeatureKey("hidden", 2)
+    features = reading.read(model, inputs, frozenset({MASKED_LOGITS, last}))
+    assert features[last].shape[:2] == inputs["input_ids"].shape
+    torch.testing.assert_close(model.cls(at_positions(features[last], POSITIONS)), features[MASKED_LOGITS])
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    inputs["masked_positions"] = POSITIONS[:, :0]
+    assert reading.read(model, inputs, frozenset({MASKED_LOGITS}))[MASKED_LOGITS].shape[1] == 0
+
+
 @pytest.mark.parametrize(("key", "says"), [
     (FeatureKey("mean", 3), "layers are 0 (embeddings) to 2"),
     (FeatureKey("scores", 3), "layers are 0 (embeddings) to 2"),
     (FeatureKey("query", 0), "layers are 1 to 2"),
-    (FeatureKey("mlm_logits"), "ForMaskedLM"),
+    (FeatureKey("mlm_logits"), "mlm_logits were asked of a BertForSequenceClassification; load it as ...ForMaskedLM"),
+    (FeatureKey("masked_logits"), "ForMaskedLM"),
 ])
 def test_features_that_are_not_there_are_the_users_error(key, says):
     with pytest.raises(UserError) as caught:
