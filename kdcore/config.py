@@ -141,6 +141,35 @@ class OutOfDomain(Strict):
     """From the dataset's label names to this file's, e.g. {contradiction: neutral}."""
 
 
+class Augmentation(Strict):
+    """TinyBERT's data augmentation of training rows: variants with some words replaced. Defaults are the paper's.
+
+    `model` is the source of a masked language model. `word_vectors` names a file inside the study's `data/`, in GloVe's
+    text format, of which the first `word_limit` words count; without it, words of several pieces stay as they are.
+    """
+
+    model: str
+    revision: str | None = None
+    word_vectors: str | None = None
+    word_limit: int = Field(default=100_000, ge=1)
+    variants: int | None = Field(default=None, ge=1)
+    """Draws per text; None is what the paper's code has for the dataset, else 20."""
+    replace_probability: float = Field(default=0.4, gt=0, le=1)
+    candidates: int = Field(default=15, ge=1)
+    """For each word, to draw from."""
+    labels: Literal["teacher", "copy"] = "teacher"
+    """`teacher`: variants join as rows without labels, which only the teacher answers. `copy`: with their row's label."""
+    rows: int | None = Field(default=None, ge=1)
+    """Only so many labelled training rows, a seeded random part, get variants."""
+    public: bool = False
+    """Pairs as in the released code: the second text's variants beside the last variant of the first."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Of the masked language model; `auto` is bf16 where the hardware computes it natively."""
+    batch_size: int = Field(default=64, ge=1)
+    """Words that the masked language model looks at together."""
+    seed: int = 0
+
+
 class Data(Strict):
     """What a dataset consists of. Built-in names (`rte`, `movies`, ...) need none of the first block."""
 
@@ -169,6 +198,7 @@ class Data(Strict):
     unlabelled: Annotated[int, Field(ge=1, strict=True)] | str | Unlabelled | None = None
     """Rows without labels that train beside the labelled ones wherever a teacher is read: the name of a table, or a
     mapping where its columns are called otherwise, or so many rows of the training split beyond `train_rows`."""
+    augment: Augmentation | None = None
     eval_rows: int | None = Field(default=None, ge=1)
     """A seeded random part of each larger evaluation split, named in every result."""
     selection: Literal["validation", "held_out"] = "validation"
@@ -183,12 +213,18 @@ class Training(Strict):
     """One training run. Defaults follow `docs/methods` (AdamW, linear decay, 10 % warm-up)."""
 
     epochs: float = Field(default=3, gt=0)
+    steps: int | None = Field(default=None, ge=1)
+    """Optimiser steps, in place of `epochs`."""
     batch_size: int = Field(default=32, ge=1)
     """Examples per optimiser step, over all micro-batches and devices."""
     accumulation: int = Field(default=1, ge=1)
     """Micro-batches per step; divides `batch_size`."""
     learning_rate: float = Field(default=5e-5, gt=0)
     weight_decay: float = Field(default=0.01, ge=0)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    """Decay rates of AdamW's averages of gradients and of their squares."""
+    epsilon: float = Field(default=1e-8, gt=0)
+    """What AdamW adds to the root of the averaged squares."""
     warmup_share: float = Field(default=0.1, ge=0, lt=1)
     schedule: Literal["linear", "constant"] = "linear"
     clip_norm: float = Field(default=1.0, gt=0)
@@ -198,8 +234,16 @@ class Training(Strict):
     """Evaluations without improvement before stopping; None never stops early."""
     keep: Literal["best", "last"] = "best"
     compile: bool = False
+    save_minutes: float | None = Field(default=None, ge=0)
+    """Time between two checkpoints; None is half a minute. Longer where writing them would take over 2 % of it."""
+    save_steps: int | None = Field(default=None, ge=1)
+    """Checkpoints after every so many steps as well."""
     seed: int = 0
     """Of the teacher; students take theirs from `study.seeds`."""
+
+    def deciding(self) -> dict[str, Any]:
+        """What the result depends on, as plain values; the seed, which is told beside it, is left out."""
+        return self.model_dump(mode="json", exclude={"seed", "save_minutes", "save_steps"})
 
     @model_validator(mode="after")
     def _accumulation_divides_the_batch(self) -> Self:

@@ -27,6 +27,7 @@ from kdcore.stages import distill, evaluate, features, prepare, teacher
 from kdcore.stages.distill import Work
 from kdcore.teacher import Teacher
 from kdcore.training.distiller import Distiller
+from kdcore.training.data import OfDataset
 from kdcore.training.journal import Journal
 from kdcore.training.precision import Precision
 from kdcore.training.run import train
@@ -166,7 +167,7 @@ def test_scores_beyond_the_window_of_modernbert_are_refused_before_training(tmp_
     with pytest.raises(UserError, match="max_length to at most 16, or use layers with full attention: 1, 4"):
         work.teacher(phases, "pair")
     with pytest.raises(UserError, match=r"max_length to at most 16, or use layers with full attention: 1$"):
-        train(student, phases, work.prepared, work.settings, 1, tmp_path / "checkpoints",
+        train(student, phases, OfDataset(work.prepared), work.settings, 1, tmp_path / "checkpoints",
               Journal(tmp_path / "journal.jsonl", None), "pair")
 
 
@@ -174,7 +175,7 @@ def trains_and_is_the_same_after_export(student: PreTrainedModel, work: Work, so
     """What `distill` does for a seed, and what a user of the exported folder does."""
     before = {name: value.clone() for name, value in student.state_dict().items()}
     phases = work.phases(dims(student), seed=1)
-    result = train(student, phases, work.prepared, work.settings, 1, folder / "checkpoints",
+    result = train(student, phases, OfDataset(work.prepared), work.settings, 1, folder / "checkpoints",
                    Journal(folder / "journal.jsonl", None), "pair", source)
     assert result.record["skipped_steps"] == 0
     stem = family(student.config).layers

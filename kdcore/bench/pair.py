@@ -26,6 +26,7 @@ from kdcore.store import FeatureStore
 from kdcore.store_building import build
 from kdcore.teacher import Teacher, manifest, teacher_dims
 from kdcore.teacher_folder import needs_of
+from kdcore.training.data import OfDataset
 from kdcore.training.journal import Journal
 from kdcore.training.precision import device, resolve
 from kdcore.training.run import train
@@ -134,7 +135,7 @@ class Pair:
         folder = self.folder / "runs" / str(self._runs)
         self._runs += 1
         with _silence():
-            train(self.student, self.phases(method, depth)[:1], self.prepared, settings, 0, folder,
+            train(self.student, self.phases(method, depth)[:1], OfDataset(self.prepared), settings, 0, folder,
                   Journal(folder / "log.jsonl", clock), method, self._teacher(method, depth, knowledge))
         return clock.durations
 

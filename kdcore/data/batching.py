@@ -5,7 +5,7 @@ is a function of (lengths, batch size, seed, epoch) alone: equal on every rank a
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -29,19 +29,27 @@ class Examples(Dataset[dict[str, Any]]):
     for, and the very same tensors where the tokenizers agree.
     """
 
-    def __init__(self, prepared: Prepared, split: str, teacher_inputs: bool, multiple_of: int = 1) -> None:
+    def __init__(self, prepared: Prepared, split: str, teacher_inputs: bool, multiple_of: int = 1,
+                 reads: Literal["student", "teacher"] = "student", only_labelled: bool = False) -> None:
+        """`reads` says whose tokens the model in training reads; `teacher` needs `teacher_inputs`. `only_labelled`
+        leaves out the rows without labels, which come last."""
         self.labels = prepared.labels(split)
+        if only_labelled:
+            self.labels = self.labels[:prepared.split(split).labelled]
         self.student_tokens = prepared.tokens(split, "student")
         self.teacher_tokens: TokenTable | None = None
         if teacher_inputs:
             self.teacher_tokens = (self.student_tokens if prepared.same_tokenizer
                                    else prepared.tokens(split, "teacher"))
         self.multiple_of = multiple_of
+        self.reads = reads
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each row under the student's tokenizer: int64 [n]."""
-        return self.student_tokens.lengths
+        """Tokens of each row as the model in training reads it: int64 [n]."""
+        tokens = self.teacher_tokens if self.reads == "teacher" else self.student_tokens
+        assert tokens is not None
+        return tokens.lengths[:len(self)]
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -27,15 +27,16 @@ from kdcore.objective import Dims, Phase, Setting
 from kdcore.teacher import Teacher, teacher_dims
 from kdcore.teacher_folder import WithoutLayers, fingerprint, gives_only_logits, models, needs_of, refuse_beyond_logits
 from kdcore.tracking import Run
+from kdcore.training.data import OfDataset
 from kdcore.training.journal import Journal
 from kdcore.training.precision import device, resolve
 from kdcore.training.run import train
 
 CODE = ("training", "models", "objective.py", "features.py", "losses.py", "token_losses.py", "mapping.py",
-        "selection.py", "knowledge.py", "composition.py", "projection.py", "negatives.py", "memory_bank.py",
-        "contrastive.py", "teacher.py", "teacher_folder.py", "store.py", "export.py", "data/answers.py",
-        "data/batching.py", "data/tokens.py", "evaluation/metrics.py", "evaluation/ood.py", "evaluation/predict.py",
-        "stages/distill.py")
+        "selection.py", "knowledge.py", "composition.py", "intermediate.py", "projection.py", "negatives.py",
+        "memory_bank.py", "contrastive.py", "teacher.py", "teacher_folder.py", "store.py", "export.py",
+        "data/answers.py", "data/batching.py", "data/tokens.py", "evaluation/metrics.py", "evaluation/ood.py",
+        "evaluation/predict.py", "stages/distill.py")
 """What decides what a student becomes, beside the method's own file: a checkpoint of other code is not resumed."""
 
 
@@ -95,6 +96,12 @@ class Work:
             return {}
         return {"taught_by": json.loads((self.teacher_folder / RECORD).read_text(encoding="utf-8"))["init"]}
 
+    @property
+    def unlabelled(self) -> dict[str, float]:
+        """For the student's record, how much of what it learned from has no label."""
+        train = self.prepared.split(self.prepared.info.train)
+        return {"rows": train.unlabelled, "of": train.rows, "share": round(train.unlabelled / train.rows, 4)}
+
     @cached_property
     def method_config(self) -> config.MethodConfig:
         """The method's hyper-parameters."""
@@ -118,7 +125,7 @@ class Work:
         """Everything that the student of a seed depends on, as JSON values."""
         prepared, settings = self.prepared, self.settings
         return {
-            "seed": seed, "training": settings.model_dump(exclude={"seed"}),
+            "seed": seed, "training": settings.deciding(),
             "precision": resolve(settings.precision, device()).name,
             "method": {"name": self.method} | self.method_config.model_dump(mode="json"),
             "student": self.study.pair.student.model_dump(mode="json"), "prepared": prepared.fingerprint,
@@ -137,12 +144,14 @@ class Work:
         journal = self.layout.logs / f"distill@{self.dataset}-{self.method}-seed-{seed}.jsonl"
         with Run.start("distill", self.layout, self.dataset, self.method, seed,
                        {name: identity[name] for name in ("training", "precision", "method", "student")}) as tracked:
-            result = train(student, phases, self.prepared, settings, seed, place / "checkpoints",
+            result = train(student, phases, OfDataset(self.prepared), settings, seed, place / "checkpoints",
                            Journal(journal, tracked), title, self.teacher(phases, title))
             if out is None:
                 return
             record = result.record | {"init": init, "dataset": self.dataset, "teacher": identity["teacher"],
                                       "method": identity["method"]} | self.described_teacher
+            if info.splits[info.train].unlabelled and needs_of(phases):  # without a teacher nobody reads them
+                record["unlabelled"] = self.unlabelled
             own = pair.student.source != FROM_TEACHER
             tokenizer = (load_tokenizer(pair.student.source, pair.student.revision) if own
                          else load_tokenizer(str(start.absolute())))

@@ -35,6 +35,7 @@ from kdcore.models.loading import dims, load_described, load_finetuned, load_tok
 from kdcore.objective import Setting
 from kdcore.teacher_folder import Average, equal_or_given, member_name
 from kdcore.tracking import Run
+from kdcore.training.data import OfDataset
 from kdcore.training.journal import Journal
 from kdcore.training.precision import device, resolve
 from kdcore.training.run import train
@@ -115,7 +116,8 @@ class Work:
     @cached_property
     def identity(self) -> dict[str, Any]:
         """Everything that the teacher depends on, as JSON values; the gate is not among it."""
-        return {"training": self.settings.model_dump(), "precision": resolve(self.settings.precision, device()).name,
+        return {"training": self.settings.deciding(), "seed": self.settings.seed,
+                "precision": resolve(self.settings.precision, device()).name,
                 "model": self.model.model_dump(exclude={"seed"}), "prepared": self.prepared.fingerprint,
                 "code": scratch.hash_code(*CODE), "libraries": scratch.library_versions()}
 
@@ -129,9 +131,9 @@ class Work:
         journal = self.layout.logs / f"teacher@{self.dataset}{member}.jsonl"
         with Run.start("teacher", self.layout, self.dataset, seed=settings.seed,
                        params={name: self.identity[name] for name in ("training", "precision", "model")}) as tracked:
-            result = train(model, finetune.phases(finetune.Config(), setting), self.prepared, settings, settings.seed,
-                           place / "checkpoints", Journal(journal, tracked), f"{self.dataset} teacher{member}",
-                           tokens="teacher")
+            result = train(model, finetune.phases(finetune.Config(), setting), OfDataset(self.prepared, "teacher"),
+                           settings, settings.seed, place / "checkpoints", Journal(journal, tracked),
+                           f"{self.dataset} teacher{member}")
             if out is None:
                 return
             check = compare_with_constant(self.prepared, info.select, result.record["selected"]["score"],
@@ -187,7 +189,8 @@ def _take_answers(answers: Answers, prepared: Prepared, folder: Path) -> None:
     if split == info.train:
         warnings.append(f"{info.select} has no answers, so the teacher could be checked on its training rows only; if "
                         "it was fitted on these, that says little")
-    if info.labels is not None and answers.logits(info.train).argmax(dim=1).equal(prepared.labels(info.train)):
+    labels = prepared.labels(info.train)[:info.splits[info.train].labelled]
+    if info.labels is not None and answers.logits(info.train)[:len(labels)].argmax(dim=1).equal(labels):
         warnings.append("every answer to a training row agrees with its label: if they come from a model that was "
                         "fitted on these rows, take out-of-fold predictions, which say what it does not know")
     shutil.copytree(answers.folder, folder / ANSWERS)
@@ -206,16 +209,16 @@ def compare_with_constant(prepared: Prepared, split: str, teacher: float,
     That answer is the most frequent class, or the mean score. Correlations do not see the scale, so the squared
     errors of a regression are compared too; `logits` gives the teacher's answers to the split for that.
     """
-    info = prepared.info
-    labels = prepared.labels(split)
+    info, about = prepared.info, prepared.split(split)
+    labels = prepared.labels(split)[:about.labelled]
     check: dict[str, Any] = {"split": split, "teacher": teacher}
     if info.labels is not None:
         most = int(torch.bincount(labels).argmax())
-        constant = functional.one_hot(torch.tensor(most), info.classes).float().expand(len(labels), -1)
+        constant = functional.one_hot(torch.tensor(most), info.classes).float().expand(about.rows, -1)
         return check | {"answer": info.labels[most], "constant": _score(prepared, split, constant)}
     mean = labels.mean()
-    constant = mean.expand(len(labels), 1)
-    errors = {f"{who}_squared_error": label_loss(guess, labels, True).double().mean().item()
+    constant = mean.expand(about.rows, 1)
+    errors = {f"{who}_squared_error": label_loss(guess[:len(labels)], labels, True).double().mean().item()
               for who, guess in (("teacher", logits()), ("constant", constant))}
     return check | errors | {"answer": f"{mean.item():.2f}", "constant": _score(prepared, split, constant)}
 

@@ -1,23 +1,20 @@
 """The part of each optimiser step's batch that one process computes at a time.
 
 The step's rows are drawn first and cut into micro-batches and ranks afterwards, so that neither changes what a
-step learns from. Every part knows how many examples the whole step has: losses are divided by that number.
+step learns from. Every part knows the whole step: losses are divided by the number of its examples, and tokens are
+masked as they would be in one piece.
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from kdcore.data.batching import Examples, LengthGroupedBatches
-
-
-class Share(NamedTuple):
-    """Rows of one micro-batch on one rank, and the number of examples of the whole step."""
-
-    rows: list[int]
-    step_examples: int
+from kdcore.data.batching import LengthGroupedBatches
+from kdcore.objective import Step
+from kdcore.training.data import Masking, Rows, Share
 
 
 class Shares(Sampler[Any]):
@@ -39,30 +36,43 @@ class Shares(Sampler[Any]):
 
     def __iter__(self) -> Iterator[Share]:
         pieces = iter(self.batches)
-        for _ in range(self.batches.steps):
+        for number in range(self.batches.steps):
             step = [next(pieces) for _ in range(self.batches.pieces)]
-            examples = sum(map(len, step))
-            for rows in step[self.rank::self.world]:
-                yield Share(rows, examples)
+            whole = [row for rows in step for row in rows]
+            first = 0
+            for place, rows in enumerate(step):
+                if place % self.world == self.rank:
+                    yield Share(rows, whole, first, self.batches.epoch, number)
+                first += len(rows)
 
 
-class ShareOfExamples(Dataset[dict[str, Any]]):
-    """`Examples` asked for a `Share`; adds `step_examples` to the batch."""
+class Parts(Dataset[dict[str, Any]]):
+    """Rows asked for a `Share`. Adds to the batch `step`, and with `masking` the positions [b, p] and targets [b, p]
+    in `masked`; both models then read the same masked tokens."""
 
-    def __init__(self, examples: Examples) -> None:
-        self.examples = examples
+    def __init__(self, rows: Rows, masking: Masking | None = None) -> None:
+        self.rows = rows
+        self.masking = masking
 
     def __len__(self) -> int:
-        return len(self.examples)
+        return len(self.rows)
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        return self.examples[row]
+        return self.rows.__getitems__([row])
 
     def __getitems__(self, share: Share) -> dict[str, Any]:
-        return self.examples.__getitems__(share.rows) | {"step_examples": share.step_examples}
+        batch = self.rows.__getitems__(share.rows)
+        lengths = self.rows.lengths[share.whole]
+        counts = np.zeros_like(lengths)
+        if self.masking is not None:
+            counts = self.masking.counts(lengths)
+            inputs, masked = self.masking(batch["student"], share, lengths)
+            batch |= {"student": inputs, "teacher": inputs,
+                      "masked": {"positions": masked.positions, "targets": masked.targets}}
+        return batch | {"step": Step(torch.from_numpy(lengths), torch.from_numpy(counts))}
 
 
-def loader(dataset: ShareOfExamples, shares: Shares) -> DataLoader:
+def loader(dataset: Parts, shares: Shares) -> DataLoader:
     """Batches in the order of `shares`. Making one is a vectorised gather, quicker than handing it to a worker.
 
     The generator of its own keeps the loader from drawing on the global one, which dropout uses.
@@ -71,5 +81,5 @@ def loader(dataset: ShareOfExamples, shares: Shares) -> DataLoader:
 
 
 def _finished(batch: Any) -> Any:
-    """`DataLoader` would collate what `Examples` returns, but that is a batch already."""
+    """`DataLoader` would collate what `Rows` return, but that is a batch already."""
     return batch

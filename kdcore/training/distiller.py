@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from kdcore.features import Features
 from kdcore.models.reading import read
-from kdcore.objective import Batch, Loss, Objective, Progress
+from kdcore.objective import Batch, Loss, Masked, Objective, Progress
 from kdcore.training.precision import Precision
 
 
@@ -28,10 +28,12 @@ class Distiller(nn.Module):
         self.tokens = tokens
 
     def forward(self, batch: dict[str, Any], teacher: Features, progress: Progress) -> Loss:
-        """Loss per example [b], in float32; `batch` as made by `Examples`, on the student's device."""
+        """Loss per example [b], in float32; `batch` as made by `Parts`, on the student's device (`step` anywhere)."""
         needs = self.objective.needs_at(progress).student
+        masked = Masked(**batch["masked"]) if "masked" in batch else None
         with self.precision.autocast():
             features = read(self.student, batch[self.tokens], needs)
         with self.precision.losses():
             wide = Features({key: value.float() for key, value in features.items()}, features.mask)
-            return self.objective(wide, teacher, Batch(batch["ids"], batch["labels"]), progress)
+            known = Batch(batch["ids"], batch["labels"], batch.get("step"), masked)
+            return self.objective(wide, teacher, known, progress)

@@ -135,6 +135,8 @@ class Times:
     checkpoints: float = 0.0
     examples: int = 0
     """Examples trained on in `epochs` and `open_epoch`."""
+    tokens: int = 0
+    """Their real tokens, as the student reads them."""
 
 
 @dataclass

@@ -7,20 +7,18 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from kdcore.config import Training
-from kdcore.data.batching import Examples
-from kdcore.data.prepared import Prepared
 from kdcore.models.reading import check
 from kdcore.objective import Phase
 from kdcore.training import checkpoint
 from kdcore.training.compiling import compiled
-from kdcore.training.development import Development
+from kdcore.training.data import Data
 from kdcore.training.display import Display
 from kdcore.training.distiller import Distiller
 from kdcore.training.interruption import Interruption
@@ -29,9 +27,6 @@ from kdcore.training.precision import device, resolve
 from kdcore.training.record import Record
 from kdcore.training.surroundings import FeatureSource, Surroundings
 from kdcore.training.trainer import DistillationTrainer
-
-SAVE_SECONDS = 30.0
-"""Least time between two checkpoints: what a killed process loses."""
 
 
 @dataclass(frozen=True)
@@ -48,19 +43,17 @@ class TrainingResult:
     measured: dict[str, Any]
 
 
-def train(student: PreTrainedModel, phases: Sequence[Phase], prepared: Prepared, settings: Training, seed: int,
-          folder: Path, journal: Journal, title: str, teacher: FeatureSource | None = None,
-          tokens: Literal["student", "teacher"] = "student") -> TrainingResult:
-    """Train `student` in place on the dataset's training split and return it with the selected weights.
+def train(student: PreTrainedModel, phases: Sequence[Phase], data: Data, settings: Training, seed: int, folder: Path,
+          journal: Journal, title: str, teacher: FeatureSource | None = None) -> TrainingResult:
+    """Train `student` in place on a dataset or a corpus and return it with the selected weights.
 
     Checkpoints live in `folder`: a process that finds one there goes on from it and ends with the same weights
     (to the byte on a CPU in fp32) and the same record as one that was never interrupted. So the folder must be
     used for this student, these phases, data and settings only; `kdcore.scratch` gives such folders.
 
     Args:
-        seed: of row order and dropout; the objectives got theirs when they were made.
+        seed: of row order, masking and dropout; the objectives got theirs when they were made.
         teacher: gives the features that the objectives declare; None when they need none.
-        tokens: whose token ids the student reads; `teacher` when it is a teacher that is trained.
 
     Raises:
         UserError: an objective reads what the student does not have, the loss stays non-finite, the precision is not
@@ -69,19 +62,20 @@ def train(student: PreTrainedModel, phases: Sequence[Phase], prepared: Prepared,
     """
     objectives = list({id(phase.objective): phase.objective for phase in phases}.values())
     for objective in objectives:
-        check(student.config, objective.needs.student, prepared.info.max_length)
+        check(student.config, objective.needs.student, data.longest)
     modules = nn.ModuleDict({"student": student, "objectives": nn.ModuleList(objectives)})
     initial = _weights(student) if any(phase.fresh_student for phase in phases[1:]) else {}
-    teacher_tokens = tokens == "teacher" or any(objective.needs.teacher for objective in objectives)
     precision = resolve(settings.precision, device())
+    development = data.development(precision, _evaluation_batch(settings))
+    if development is None:
+        settings = settings.model_copy(update={"keep": "last", "patience": None})
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     with Display(title) as display, Interruption(int(os.environ.get("WORLD_SIZE", "1")) == 1) as interruption:
         around = Surroundings(
-            prepared=prepared, examples=Examples(prepared, prepared.info.train, teacher_tokens), teacher=teacher,
-            development=Development(prepared, precision, _evaluation_batch(settings), tokens), record=Record(),
-            journal=journal, display=display, interruption=interruption, modules=modules, save_seconds=SAVE_SECONDS,
-            tokens=tokens)
+            data=data, rows=data.rows(any(objective.needs.teacher for objective in objectives)), teacher=teacher,
+            development=development, record=Record(), journal=journal, display=display, interruption=interruption,
+            modules=modules)
         resumed = checkpoint.latest(folder)
         if resumed is not None:
             around.record = checkpoint.read_modules(resumed, modules, around.selected)
@@ -94,8 +88,8 @@ def train(student: PreTrainedModel, phases: Sequence[Phase], prepared: Prepared,
                 if phase.fresh_student:
                     student.load_state_dict(initial)
             if not around.record.finished:
-                distiller = Distiller(student, phase.objective, precision, tokens)
-                evaluates = phase.keep != "last" or number == len(phases) - 1
+                distiller = Distiller(student, phase.objective, precision, data.tokens)
+                evaluates = development is not None and (phase.keep != "last" or number == len(phases) - 1)
                 wanted = effective(settings, phase)
                 trainer = DistillationTrainer(distiller, phase.name, wanted, seed + 10_000 * number, folder, around,
                                               evaluates)
@@ -109,7 +103,8 @@ def train(student: PreTrainedModel, phases: Sequence[Phase], prepared: Prepared,
 def effective(settings: Training, phase: Phase) -> Training:
     """The settings of a phase: those of the training, replaced where the phase says so."""
     own = {name: getattr(phase, name) for name in ("epochs", "learning_rate", "schedule", "keep")}
-    return settings.model_copy(update={name: value for name, value in own.items() if value is not None})
+    given = {name: value for name, value in own.items() if value is not None}
+    return settings.model_copy(update=given | ({"steps": None} if "epochs" in given else {}))
 
 
 def _weights(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -129,7 +124,7 @@ def _result(record: Record, phases: Sequence[Phase], settings: Training, seed: i
     if effective(settings, phases[-1]).keep == "best" and record.best is not None:
         selected = asdict(record.best)
     return {"seed": seed, "precision": precision,
-            "phases": [{"name": phase.name} | effective(settings, phase).model_dump(exclude={"seed"})
+            "phases": [{"name": phase.name} | effective(settings, phase).deciding()
                        for phase in phases],
             "selected": selected, "history": record.history, "skipped_steps": record.skipped,
             "warnings": record.warnings}
@@ -143,6 +138,7 @@ def _measured(record: Record) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "train_seconds": seconds, "epoch_seconds": times.epochs, "evaluation_seconds": times.evaluation,
         "checkpoint_seconds": times.checkpoints, "examples_per_second": times.examples / seconds if seconds else None,
+        "tokens": times.tokens, "tokens_per_second": times.tokens / seconds if seconds else None,
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
     if torch.cuda.is_available():
         measured["peak_cuda_bytes"] = torch.cuda.max_memory_allocated()

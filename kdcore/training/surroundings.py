@@ -1,13 +1,12 @@
 """What a training has besides the student and its loss."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from torch import nn
 
-from kdcore.data.batching import Examples
-from kdcore.data.prepared import Prepared
 from kdcore.features import FeatureKey, Features
+from kdcore.training.data import Data, Rows
 from kdcore.training.development import Development
 from kdcore.training.display import Display
 from kdcore.training.interruption import Interruption
@@ -27,20 +26,18 @@ class FeatureSource(Protocol):
 class Surroundings:
     """The same for all phases of a training.
 
+    rows          those of `data`, with the teacher's token ids if any phase reads the teacher
+    development   None where nothing selects
     modules       the student and the objectives of all phases, as they go into checkpoints
-    tokens        whose token ids the student reads: its own, except when a teacher is trained
-    save_seconds  least time between two checkpoints
     """
 
-    prepared: Prepared
-    examples: Examples
+    data: Data
+    rows: Rows
     teacher: FeatureSource | None
-    development: Development
+    development: Development | None
     record: Record
     journal: Journal
     display: Display
     interruption: Interruption
     modules: nn.Module
-    save_seconds: float
-    tokens: Literal["student", "teacher"] = "student"
     selected: Selected = field(default_factory=Selected)

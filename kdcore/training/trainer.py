@@ -22,9 +22,9 @@ from kdcore.config import Training
 from kdcore.data.batching import LengthGroupedBatches
 from kdcore.errors import UserError
 from kdcore.features import FeatureKey, Features
-from kdcore.objective import Progress
+from kdcore.objective import Progress, Step
 from kdcore.training import checkpoint
-from kdcore.training.batches import ShareOfExamples, Shares, loader
+from kdcore.training.batches import Parts, Shares, loader
 from kdcore.training.distiller import Distiller
 from kdcore.training.optimiser import parameter_groups
 from kdcore.training.record import LOSS, StepSums, Window
@@ -32,6 +32,8 @@ from kdcore.training.surroundings import Surroundings
 
 NON_FINITE_STEPS = 5
 """So many steps in a row without a finite loss end the training."""
+SAVE_SECONDS = 30.0
+"""Least time between two checkpoints where the settings say nothing: what a killed process loses."""
 SAVING_SHARE = 0.02
 """Writing checkpoints takes at most about this share of the time."""
 
@@ -55,16 +57,19 @@ class DistillationTrainer(Trainer):
             raise UserError(f"{phase}: this method compares the examples of a batch with one another, so a batch "
                             f"cannot be cut into {settings.accumulation * world} pieces; set accumulation: 1 and "
                             "train in one process")
-        lengths = around.prepared.tokens(around.prepared.info.train, around.tokens).lengths
-        batches = LengthGroupedBatches(lengths, settings.batch_size, seed, settings.accumulation * world)
-        arguments.max_steps = max(1, math.ceil(settings.epochs * batches.steps))
+        batches = LengthGroupedBatches(around.rows.lengths, settings.batch_size, seed, settings.accumulation * world)
+        arguments.max_steps = settings.steps or max(1, math.ceil(settings.epochs * batches.steps))
         self.phase = phase
         self.settings = settings
         self.folder = folder
         self.around = around
         self.evaluates = evaluates
         self.steps_per_epoch = batches.steps
+        self.epochs = arguments.max_steps / batches.steps if settings.steps else settings.epochs
         self.shares = Shares(batches, arguments.process_index, world)
+        masks = distiller.objective.masks_tokens
+        self.parts = Parts(around.rows, around.data.masking(seed) if masks else None)
+        self._step_tokens = 0
         self._sums = StepSums()
         self._window = Window(max(1, min(100, arguments.max_steps // 200)))
         self._window_full = False
@@ -72,8 +77,7 @@ class DistillationTrainer(Trainer):
         self._save_wanted = False
         self._saving_took = 0.0
         self._saved_at = self._clock = time.monotonic()
-        super().__init__(model=distiller, args=arguments, train_dataset=ShareOfExamples(around.examples),
-                         callbacks=[_Events(self)])
+        super().__init__(model=distiller, args=arguments, train_dataset=self.parts, callbacks=[_Events(self)])
         self.remove_callback(PrinterCallback)
         self.model_accepts_loss_kwargs = True  # the loss is divided by `num_items_in_batch`: here, not by transformers
         if world > 1:  # ranks draw different dropout masks
@@ -103,14 +107,16 @@ class DistillationTrainer(Trainer):
         self.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
 
     def dev_loss(self) -> float:
-        """Mean label loss on the selection split, in eval mode."""
+        """Mean label loss on the selection split, in eval mode; raises ValueError where there is none."""
+        if self.around.development is None:
+            raise ValueError(f"{self.phase} asks for the loss on the selection split, but nothing selects here")
         return self.around.development.loss(self.distiller.student)
 
     # What transformers' loop asks for.
 
     def get_train_dataloader(self) -> DataLoader:
         """This rank's micro-batches; not prepared by accelerate, which would deal them out a second time."""
-        return loader(ShareOfExamples(self.around.examples), self.shares)
+        return loader(self.parts, self.shares)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """AdamW over the student and the objective's `main_parameters`, each parameter once."""
@@ -118,7 +124,7 @@ class DistillationTrainer(Trainer):
             # A fused optimiser would hide from accelerate that the gradient scaler skipped a step.
             self.optimizer = torch.optim.AdamW(
                 parameter_groups(self.distiller, self.settings.weight_decay), lr=self.settings.learning_rate,
-                betas=(0.9, 0.999), eps=1e-8, fused=not self.args.fp16)
+                betas=self.settings.betas, eps=self.settings.epsilon, fused=not self.args.fp16)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
@@ -133,14 +139,17 @@ class DistillationTrainer(Trainer):
                           device: torch.device) -> tuple[list[dict[str, Any]], int]:
         """The micro-batches of a step and the number of examples of the whole step, over all ranks."""
         samples = [next(epoch_iterator) for _ in range(num_batches)]
-        return samples, samples[0]["step_examples"]
+        step: Step = samples[0]["step"]
+        self._step_tokens = int(step.lengths.sum())
+        return samples, len(step.lengths)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         """Forward and backward of one micro-batch; returns its contribution to the step's mean loss."""
         model.train()
         progress = self.progress
         teacher = self._teacher_features(inputs, self.distiller.objective.needs_at(progress).teacher)
-        moved = self._prepare_inputs({name: inputs[name] for name in ("ids", "labels", self.around.tokens)})
+        read = ("ids", "labels", "step", "masked", self.around.data.tokens)
+        moved = self._prepare_inputs({name: inputs[name] for name in read if name in inputs})
         loss = model(moved, teacher, progress)  # through the wrapper, which synchronises gradients
         total = loss.total
         self._sums.add(loss, total)
@@ -151,7 +160,7 @@ class DistillationTrainer(Trainer):
 
     def _features_of(self, ids: Tensor, keys: frozenset[FeatureKey]) -> Features:
         """Teacher features of any training examples, outside of a step."""
-        return self._teacher_features(self.around.examples.__getitems__(ids.tolist()), keys)
+        return self._teacher_features(self.around.rows.__getitems__(ids.tolist()), keys)
 
     def _teacher_features(self, batch: dict[str, Any], keys: frozenset[FeatureKey]) -> Features:
         if not keys:
@@ -178,6 +187,7 @@ class DistillationTrainer(Trainer):
             bad = ["gradient"]
         self._applied = not bad
         record.times.examples += step.sums[LOSS][1]
+        record.times.tokens += self._step_tokens
         if bad:
             self._count_skipped(bad)
             if self.accelerator.scaler is None:  # without gradients AdamW leaves weights and its own state alone
@@ -224,10 +234,11 @@ class DistillationTrainer(Trainer):
             self._window_full = False
             values = self._window.empty()
             around.journal.write(around.record.steps_before + step, values)
-            around.display.step(step, step / self.steps_per_epoch, self.settings.epochs, values[LOSS])
+            around.display.step(step, step / self.steps_per_epoch, self.epochs, values[LOSS])
         # The end of an epoch is saved after its evaluation, see `epoch_ends`: a resume does not come back to it.
         ends = step % self.steps_per_epoch == 0 or step >= self.args.max_steps
-        return not ends and (self._save_wanted or around.interruption.received is not None)
+        planned = self.settings.save_steps is not None and step % self.settings.save_steps == 0
+        return not ends and (planned or self._save_wanted or around.interruption.received is not None)
 
     def epoch_ends(self) -> tuple[bool, bool]:
         """Evaluate, select, report; returns whether to write a checkpoint and whether the phase is over."""
@@ -237,7 +248,7 @@ class DistillationTrainer(Trainer):
         better = self._evaluate_student(entry) if self.evaluates else False
         self._ring_alarms(entry["diagnostics"])
         around.journal.write(record.steps_before + step, record.flat(entry))
-        around.display.epoch(entry, self.settings.epochs, record.times.epochs[-1], better)
+        around.display.epoch(entry, self.epochs, record.times.epochs[-1], better)
         patience = self.settings.patience if self.settings.keep == "best" else None
         record.finished = step >= self.args.max_steps or (patience is not None and record.stale >= patience)
         due = self._save_wanted or (self.args.world_size == 1 and self._checkpoint_is_due())
@@ -246,6 +257,7 @@ class DistillationTrainer(Trainer):
     def _evaluate_student(self, entry: dict[str, Any]) -> bool:
         started, around = time.monotonic(), self.around
         student = self.distiller.student
+        assert around.development is not None
         metrics, score = around.development.evaluate(student)
         entry["development"] = metrics | {"score": score}
         better = around.record.consider(self.phase, entry["epoch"], entry["step"], score, metrics)
@@ -274,7 +286,8 @@ class DistillationTrainer(Trainer):
     # Checkpoints.
 
     def _checkpoint_is_due(self) -> bool:
-        wait = max(self.around.save_seconds, self._saving_took / SAVING_SHARE)
+        minutes = self.settings.save_minutes
+        wait = max(SAVE_SECONDS if minutes is None else 60 * minutes, self._saving_took / SAVING_SHARE)
         return time.monotonic() - self._saved_at >= wait
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:

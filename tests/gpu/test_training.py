@@ -12,6 +12,7 @@ from kdcore.methods import finetune
 from kdcore.models.loading import dims
 from kdcore.objective import Setting
 from kdcore.training import checkpoint, run, trainer
+from kdcore.training.data import OfDataset
 from kdcore.training.journal import Journal
 from kdcore.training.run import TrainingResult
 
@@ -39,7 +40,8 @@ def _train(folder: Path, prepared: Prepared, shape: Path, precision: str, steps:
     phases = finetune.phases(finetune.Config(), setting)
     settings = Training(epochs=steps * BATCH / ROWS, batch_size=BATCH, learning_rate=1e-3, precision=precision,
                         keep="last")
-    return run.train(student, phases, prepared, settings, seed, folder, Journal(folder / "log.jsonl"), "gpu test")
+    return run.train(student, phases, OfDataset(prepared), settings, seed, folder, Journal(folder / "log.jsonl"),
+                     "gpu test")
 
 
 def _distance(one: TrainingResult, other: TrainingResult) -> float:
@@ -88,7 +90,7 @@ def test_an_interrupted_training_ends_like_an_undisturbed_one(precision, tmp_pat
         return step(*arguments, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run, "SAVE_SECONDS", 0.0)
+        patch.setattr(trainer, "SAVE_SECONDS", 0.0)
         patch.setattr(trainer, "SAVING_SHARE", 1e9)  # a checkpoint after every step
         patch.setattr(run.DistillationTrainer, "training_step", interrupted)
         with pytest.raises(KeyboardInterrupt):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kdcore.data.prepared import Prepared
-from kdcore.training import run, trainer
+from kdcore.training import trainer
 from tests.training.problem import write_prepared
 
 
@@ -35,7 +35,7 @@ def scores(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
 @pytest.fixture
 def saves_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint after every step."""
-    monkeypatch.setattr(run, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(trainer, "SAVE_SECONDS", 0.0)
     monkeypatch.setattr(trainer, "SAVING_SHARE", 1e9)
 
 

@@ -16,12 +16,17 @@ from kdcore.features import FeatureKey, Features
 from kdcore.models.loading import dims, tokenizer_fingerprint
 from kdcore.models.reading import read
 from kdcore.objective import Phase, Setting
+from kdcore.training.data import OfDataset
 from kdcore.training.journal import Journal
 from kdcore.training.run import TrainingResult, train
 from tests.tiny import tiny_model, tiny_texts, tiny_tokenizer
 
 LABELS = ("negative", "positive")
 FRIENDLY = ("good", "great", "fine", "liked")
+HYPER: dict[str, dict[str, Any]] = {
+    "tinybert": {"hidden": [[0, 0], [1, 1], [2, 3], [3, 4]], "attention": [[1, 1], [2, 3], [3, 4]],
+                 "intermediate_epochs": None, "prediction_epochs": None}}
+"""What a method needs in place of its defaults for the tiny pair, four and three layers, and for short trainings."""
 
 
 def write_prepared(folder: Path, rows: int = 90, regression: bool = False, longest: int = 12) -> Prepared:
@@ -76,7 +81,7 @@ def phases_of(method: str, prepared: Prepared, batch_size: int = 16, seed: int =
     teacher, student = tiny_teacher(prepared).model, tiny_student(prepared)
     setting = Setting(dims(teacher), dims(student), prepared.info.classes, prepared.info.regression,
                       prepared.labels("train"), batch_size, seed)
-    return methods.load(method).phases(methods.configure(method, hyper), setting)
+    return methods.load(method).phases(methods.configure(method, HYPER.get(method, {}) | hyper), setting)
 
 
 def settings(**changes: Any) -> config.Training:
@@ -87,8 +92,9 @@ def settings(**changes: Any) -> config.Training:
 def run(prepared: Prepared, folder: Path, method: str = "rail_kd_l", dropout: float = 0.1, tracker: Any = None,
         phases: tuple[Phase, ...] | None = None, **changes: Any) -> TrainingResult:
     """Train the tiny student; `changes` are settings."""
-    return train(tiny_student(prepared, dropout), phases or phases_of(method, prepared), prepared, settings(**changes),
-                 1, folder, Journal(folder / "journal.jsonl", tracker), "toy", tiny_teacher(prepared))
+    return train(tiny_student(prepared, dropout), phases or phases_of(method, prepared), OfDataset(prepared),
+                 settings(**changes), 1, folder, Journal(folder / "journal.jsonl", tracker), "toy",
+                 tiny_teacher(prepared))
 
 
 def lines(folder: Path) -> list[dict[str, float]]:

@@ -12,6 +12,7 @@ from kdcore.features import FeatureKey
 from kdcore.store import FeatureStore
 from kdcore.store_building import build
 from kdcore.teacher import Teacher, manifest
+from kdcore.training.data import OfDataset
 from kdcore.training.journal import Journal
 from kdcore.training.precision import Precision
 from kdcore.training.run import TrainingResult, train
@@ -38,8 +39,8 @@ def _teacher(prepared: Prepared, folder: Path, kinds: tuple[str, ...], dtype: st
 
 
 def _train(method: str, prepared: Prepared, teacher: Teacher, folder: Path) -> TrainingResult:
-    return train(tiny_student(prepared), phases_of(method, prepared), prepared, settings(keep="last"), 1, folder,
-                 Journal(folder / "journal.jsonl"), "toy", teacher)
+    return train(tiny_student(prepared), phases_of(method, prepared), OfDataset(prepared), settings(keep="last"), 1,
+                 folder, Journal(folder / "journal.jsonl"), "toy", teacher)
 
 
 @pytest.mark.parametrize("method", methods.names())

@@ -12,6 +12,7 @@ from torch import nn
 from kdcore.data.prepared import Prepared
 from kdcore.features import FeatureKey, Features
 from kdcore.teacher import Teacher
+from kdcore.training.data import OfDataset
 from kdcore.training.distiller import Distiller
 from kdcore.training.journal import Journal
 from kdcore.training.precision import Precision
@@ -54,7 +55,7 @@ def test_training_leaves_the_teacher_alone(prepared: Prepared, teacher: Teacher,
     model = teacher._loaded()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     spy = Spy(teacher)
-    train(tiny_student(prepared), phases_of("rail_kd_l", prepared), prepared, settings(epochs=2), 1, folder,
+    train(tiny_student(prepared), phases_of("rail_kd_l", prepared), OfDataset(prepared), settings(epochs=2), 1, folder,
           Journal(folder / "journal.jsonl"), "toy", spy)
     assert spy.asked > {"logits"}
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
@@ -76,5 +77,5 @@ def test_the_teacher_is_no_part_of_the_distiller(prepared: Prepared, teacher: Te
 
 def test_a_method_that_needs_a_teacher_says_so(prepared: Prepared, folder: Path) -> None:
     with pytest.raises(ValueError, match="reads 3 features of a teacher, but there is none"):
-        train(tiny_student(prepared), phases_of("rail_kd_l", prepared), prepared, settings(), 1, folder,
+        train(tiny_student(prepared), phases_of("rail_kd_l", prepared), OfDataset(prepared), settings(), 1, folder,
               Journal(folder / "journal.jsonl"), "toy")

@@ -1,0 +1,106 @@
+"""What a training needs of its data: rows as batches, and what there is beside them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from kdcore.data.batching import Examples
+from kdcore.data.prepared import Prepared
+from kdcore.objective import Masked
+from kdcore.training.development import Development
+from kdcore.training.precision import Precision
+
+
+class Share(NamedTuple):
+    """Some rows of an optimiser step, which follow each other there.
+
+    rows   those of one micro-batch on one rank
+    whole  those of the whole step, over micro-batches and ranks
+    first  the place of `rows[0]` in `whole`
+    epoch, step  which step it is: of which epoch, and which of that epoch's, from 0
+    """
+
+    rows: list[int]
+    whole: list[int]
+    first: int
+    epoch: int
+    step: int
+
+
+class Rows(Protocol):
+    """The rows of a training; ids are 0..n-1."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each row as the model in training reads it: int64 [n]."""
+
+    def __len__(self) -> int: ...
+
+    def __getitems__(self, rows: Sequence[int]) -> dict[str, Any]:
+        """A batch: ids [b] int64, labels [b], `student` and, where asked for, `teacher`: dicts of [b, t]."""
+
+
+class Masking(Protocol):
+    """Hides tokens for language modelling, of each row as many as its length says."""
+
+    def counts(self, lengths: np.ndarray) -> np.ndarray:
+        """How many tokens of rows of these lengths it hides: int64 [n]."""
+
+    def __call__(self, inputs: Mapping[str, Tensor], share: Share, lengths: np.ndarray) -> tuple[dict[str, Tensor],
+                                                                                                Masked]:
+        """Inputs [b, t] of the rows of a share with tokens hidden, and which; `lengths` are those of the whole step.
+
+        Draws depend on the step and on a row's place in it, not on how the step is cut.
+        """
+
+
+class Data(Protocol):
+    """What a training is of: a dataset or a corpus.
+
+    longest  tokens of its longest text at most
+    tokens   whose token ids of a batch the model in training reads
+    """
+
+    @property
+    def longest(self) -> int: ...
+
+    @property
+    def tokens(self) -> Literal["student", "teacher"]: ...
+
+    def rows(self, teacher_inputs: bool) -> Rows:
+        """What is trained on, with the teacher's token ids if objectives read a teacher."""
+
+    def development(self, precision: Precision, batch_size: int) -> Development | None:
+        """What selects; None where nothing can, so that the last weights are kept."""
+
+    def masking(self, seed: int) -> Masking:
+        """What hides tokens for objectives that ask for it; raises ValueError where nothing does."""
+
+
+@dataclass(frozen=True)
+class OfDataset:
+    """A prepared dataset. `tokens` is `teacher` when a teacher is trained."""
+
+    prepared: Prepared
+    tokens: Literal["student", "teacher"] = "student"
+
+    @property
+    def longest(self) -> int:
+        """Longer texts were cut."""
+        return self.prepared.info.max_length
+
+    def rows(self, teacher_inputs: bool) -> Examples:
+        """The training split. Rows without labels have nothing to teach where no teacher answers them."""
+        return Examples(self.prepared, self.prepared.info.train, teacher_inputs or self.tokens == "teacher",
+                        reads=self.tokens, only_labelled=not teacher_inputs)
+
+    def development(self, precision: Precision, batch_size: int) -> Development:
+        """The selection split."""
+        return Development(self.prepared, precision, batch_size, self.tokens)
+
+    def masking(self, seed: int) -> Masking:
+        """Raises ValueError: datasets are read as they are."""
+        raise ValueError(f"dataset {self.prepared.info.name} is read as it is: tokens are masked in corpora only")
