@@ -24,15 +24,16 @@ MAY_IMPORT = {
     "token_losses": CORE,
     "selection": CORE,
     "knowledge": CORE | {"token_losses", "selection"},
+    "intermediate": CORE | {"token_losses"},
     "composition": CORE | {"token_losses", "selection", "knowledge"},
     "negatives": CORE,
     "memory_bank": CORE,
     "contrastive": CORE | {"memory_bank"},
     "method_files": {"config", "errors", "strict"},
     "methods": CORE | {"method_files", "token_losses", "selection", "knowledge", "composition", "negatives",
-                       "contrastive"},
+                       "contrastive", "intermediate"},
     "mlm_losses": CORE | {"token_losses"},
-    "general": CORE | {"method_files", "token_losses", "mlm_losses", "selection", "knowledge"},
+    "general": CORE | {"method_files", "token_losses", "mlm_losses", "selection", "knowledge", "intermediate"},
 }
 """Parts of kdcore that are pure computation, and all that they may know of kdcore."""
 

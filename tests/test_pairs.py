@@ -22,7 +22,7 @@ from kdcore.layout import Layout
 from kdcore.models.initialise import build_student
 from kdcore.models.loading import dims, load_tokenizer, tokenizer_fingerprint
 from kdcore.models.reading import family, read
-from kdcore.objective import Phase, Progress
+from kdcore.objective import Phase, Progress, Step
 from kdcore.stages import distill, evaluate, features, prepare, teacher
 from kdcore.stages.distill import Work
 from kdcore.teacher import Teacher
@@ -101,7 +101,7 @@ PAIRS = (
     Pair("XLM-R to BERT", Encoder("xlm-roberta", 12), Encoder("bert", 3)),
     Pair("DeBERTa to itself", Encoder("deberta-v2", 12), {"layers": "even", "depth": 6}),
     Pair("DeBERTa to BERT", Encoder("deberta-v2", 12), Encoder("bert", 6)),
-    Pair("ModernBERT to itself", Encoder("modernbert", 10), {"layers": [1, 4, 6, 8]}),
+    Pair("ModernBERT to itself", Encoder("modernbert", 12), {"layers": [1, 4, 6, 8]}),
     Pair("ModernBERT to BERT", Encoder("modernbert", 10), Encoder("bert", 5)),
 )
 
@@ -139,6 +139,7 @@ def one_step(student: PreTrainedModel, phases: tuple[Phase, ...], source: Teache
     """Forward and backward of a batch in each phase: finite losses, and a gradient from the embeddings on."""
     examples = Examples(prepared, "train", teacher_inputs=True)
     batch = examples.__getitems__(range(8))
+    batch["step"] = Step(torch.from_numpy(examples.lengths[:8]), torch.zeros(8, dtype=torch.int64))
     for phase in phases:
         objective = phase.objective
         distiller = Distiller(student.train(), objective, Precision("fp32", "cpu"))

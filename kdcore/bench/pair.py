@@ -8,6 +8,7 @@ import contextlib
 import io
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -132,10 +133,11 @@ class Pair:
         clock = StepClock()
         per_epoch = LengthGroupedBatches(self.tokens.lengths, BATCH, seed=0).steps
         settings = Training(epochs=(steps - 0.5) / per_epoch, batch_size=BATCH)  # rounded up to whole steps
+        first = replace(self.phases(method, depth)[0], epochs=None)  # not as many as its paper has
         folder = self.folder / "runs" / str(self._runs)
         self._runs += 1
         with _silence():
-            train(self.student, self.phases(method, depth)[:1], OfDataset(self.prepared), settings, 0, folder,
+            train(self.student, (first,), OfDataset(self.prepared), settings, 0, folder,
                   Journal(folder / "log.jsonl", clock), method, self._teacher(method, depth, knowledge))
         return clock.durations
 

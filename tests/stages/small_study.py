@@ -9,6 +9,9 @@ from kdcore.stages import features, teacher
 from tests.tiny import save_tiny
 from tests.training.problem import write_prepared
 
+SHORT = {"intermediate_epochs": None, "prediction_epochs": None}
+"""Both phases of `tinybert` as long as any training of the study."""
+
 
 def small_study(folder: Path, regression: bool = False, seeds: tuple[int, ...] = (1, 2), rows: int = 90,
                 layers: int = 4, **sections: Any) -> tuple[config.Study, Layout]:
@@ -23,7 +26,7 @@ def small_study(folder: Path, regression: bool = False, seeds: tuple[int, ...] =
                  "student": {"layers": "even", "depth": layers // 2}, "max_length": 32},
         "training": {"teacher": training, "student": training},
         "datasets": {"toy": {"data": {}, "teacher": {}, "student": {}}},
-        "methods": {name: {} for name in methods.names()}, "features": {},
+        "methods": {name: {} for name in methods.names()} | {"tinybert": SHORT}, "features": {},
         "gate": {"allow_weak": True}, "evaluation": {}}
     return strict.parse(config.Study, content | sections, "params.yaml"), layout
 
