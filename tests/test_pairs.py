@@ -26,8 +26,8 @@ from kdcore.objective import Phase, Progress, Step
 from kdcore.stages import distill, evaluate, features, prepare, teacher
 from kdcore.stages.distill import Work
 from kdcore.teacher import Teacher
-from kdcore.training.distiller import Distiller
 from kdcore.training.data import OfDataset
+from kdcore.training.distiller import Distiller
 from kdcore.training.journal import Journal
 from kdcore.training.precision import Precision
 from kdcore.training.run import train

@@ -24,7 +24,7 @@ class Size:
 
 
 SIZES = {
-    "tiny": Size("4 to 3 layers, width 32", 4, 3, 32, 2, (4, 8)),
+    "tiny": Size("6 to 3 layers, width 32", 6, 3, 32, 2, (6, 12)),
     "slim": Size("3 to 2 layers, width 128", 3, 2, 128, 4),
     "small": Size("6 to 3 layers, width 384 (all-MiniLM-L6-v2 to half of it)", 6, 3, 384, 12, (6, 12, 24)),
     "base": Size("12 to 6 layers, width 768 (BERT-base to DistilBERT's depth)", 12, 6, 768, 12, (6, 12, 24)),

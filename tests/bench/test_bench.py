@@ -79,8 +79,8 @@ def test_the_cost_of_methods_stored_live_and_by_depth(timing):
         live["epoch_ratio"] - timing["teacher_forward"]["epoch_ratio"])
     assert "live" not in timing["methods"]["rail_kd_l"]
     assert set(timing["by_depth"]) == {"pkd"}
-    assert set(timing["by_depth"]["pkd"]) == {"4", "8"}
-    assert timing["by_depth"]["pkd"]["4"]["epoch_ratio"] == timing["methods"]["pkd"]["epoch_ratio"]
+    assert set(timing["by_depth"]["pkd"]) == {"6", "12"}
+    assert timing["by_depth"]["pkd"]["6"]["epoch_ratio"] == timing["methods"]["pkd"]["epoch_ratio"]
     layers, width = models.SIZES["tiny"].teacher_layers, models.SIZES["tiny"].width
     assert timing["store"]["bytes"] >= 96 * (2 * layers * width + 2) * 2  # float16
     assert timing["store"]["rows_per_second"] > 0
@@ -166,5 +166,5 @@ def test_the_whole_bench_in_its_quick_size(repository, tmp_path):
     assert set(content["by_rows"]) == {"128", "512"}
     assert set(content["methods"]) == set(methods.names())
     assert all("live" in figures for name, figures in content["methods"].items() if name != "finetune")
-    assert set(content["by_depth"]["codir"]) == {"4", "8"}
+    assert set(content["by_depth"]["codir"]) == {"6", "12"}
     assert (tmp_path / "bench.md").read_text(encoding="utf-8").count("**") == 8
