@@ -94,6 +94,13 @@ class Features(Mapping[FeatureKey, Tensor]):
         return len(self._values)
 
     @property
+    def token_mask(self) -> Int[Tensor, "b t"]:
+        """`mask` for what compares tokens; raises ValueError where only sentence-level features exist."""
+        if self.mask is None:
+            raise ValueError("token-level features came without a mask")
+        return self.mask
+
+    @property
     def logits(self) -> Float[Tensor, "b c"]:
         """Output of the classification head."""
         return self[LOGITS]

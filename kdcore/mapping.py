@@ -150,6 +150,16 @@ def student_slots(named: tuple[int, ...] | None, student_layers: int) -> tuple[i
     return slots
 
 
+def teacher_layer(named: int | None, teacher_layers: int) -> int:
+    """The one teacher layer that teaches: that named, else the last.
+
+    Raises UserError on a layer outside 1..n.
+    """
+    if named is not None and not 1 <= named <= teacher_layers:
+        raise UserError(f"teacher_layer is {named}, expected 1..{teacher_layers}; leave it out for the last layer")
+    return named or teacher_layers
+
+
 class RandomLayers:
     """Draws distinct intermediate teacher layers for the student's slots, anew per epoch or step.
 

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from kdcore.losses import same_shape, widened
+from kdcore.losses import same_shape, unit, widened
 from kdcore.objective import Step
 
 
@@ -40,6 +40,18 @@ def hidden_distance(
     same_shape(student, teacher)
     gaps = real_states(widened(student) - widened(teacher), mask)
     return (gaps * gaps).sum(dim=(-2, -1)) / (_lengths(mask, gaps.dim() - 2) * student.shape[-1])
+
+
+def cosine_distance(
+    student: Float[Tensor, "b *slots t d"], teacher: Float[Tensor, "b *slots t d"], mask: Int[Tensor, "b t"]
+) -> Float[Tensor, "b *slots"]:
+    """1 - cosine of token states, averaged over real tokens (DistilBERT).
+
+    Raises ValueError when shapes differ.
+    """
+    same_shape(student, teacher)
+    cosines = (unit(real_states(student, mask)) * unit(real_states(teacher, mask))).sum(dim=-1, keepdim=True)
+    return real_states(1 - cosines, mask).sum(dim=(-2, -1)) / _lengths(mask, student.dim() - 2)
 
 
 def score_distance(
@@ -100,6 +112,17 @@ def attention_divergence(
     log_teacher = target.clamp_min(torch.finfo(target.dtype).tiny).log()  # finite at p = 0, where p log p is 0
     terms = target * (log_teacher - log_student)
     return terms.sum(dim=(-3, -2, -1)) / (student.shape[-3] * _lengths(mask, terms.dim() - 3))
+
+
+def relation_divergence(
+    student: Float[Tensor, "b *slots h t d"], teacher: Float[Tensor, "b *slots h t e"], mask: Int[Tensor, "b t"]
+) -> Float[Tensor, "b *slots"]:
+    """`attention_divergence` of the `relation_scores` of both, whose vectors may differ in width (MiniLM, section 3.2).
+
+    Raises ValueError when head counts differ.
+    """
+    target = probabilities(relation_scores(teacher, mask), mask)
+    return attention_divergence(relation_scores(student, mask), target, mask)
 
 
 def per_token(
