@@ -117,15 +117,30 @@ class Files(Strict):
 
 
 class Unlabelled(Strict):
-    """Texts without labels, in a table inside the study's `data/`; columns default to those of the dataset.
+    """Texts without labels: those of a table inside the study's `data/`, or rows of the training split itself beyond
+    `train_rows`. A name alone is the file, a number alone so many rows of the split.
 
-    `rows` takes a seeded random part of that size.
+    Columns default to those of the dataset; `rows` takes a seeded random part of that size.
     """
 
-    file: str
+    file: str | None = None
     text: str | None = None
     text_pair: str | None = None
     rows: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_forms(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"file": value}
+        return {"rows": value} if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @model_validator(mode="after")
+    def _from_somewhere(self) -> Self:
+        if self.file is None and (self.rows is None or self.text or self.text_pair):
+            raise ValueError("`unlabelled` names no `file`; name a table such as data/more.jsonl, or give a number "
+                             "alone for so many rows of the training split")
+        return self
 
 
 class OutOfDomain(Strict):
@@ -195,9 +210,8 @@ class Data(Strict):
     """Which of the built-in out-of-domain partners to use, e.g. [imdb_128]; None means the default ones."""
     train_rows: int | None = Field(default=None, ge=1)
     """A seeded random part of the training split of this size."""
-    unlabelled: Annotated[int, Field(ge=1, strict=True)] | str | Unlabelled | None = None
-    """Rows without labels that train beside the labelled ones wherever a teacher is read: the name of a table, or a
-    mapping where its columns are called otherwise, or so many rows of the training split beyond `train_rows`."""
+    unlabelled: Unlabelled | None = None
+    """Rows without labels that train beside the labelled ones where a teacher is read, e.g. data/more.jsonl."""
     augment: Augmentation | None = None
     eval_rows: int | None = Field(default=None, ge=1)
     """A seeded random part of each larger evaluation split, named in every result."""

@@ -13,9 +13,11 @@ from jaxtyping import Bool, Int, Int64
 from torch import Tensor, nn
 
 from kdcore.errors import UserError
+from kdcore.losses import NO_LABEL
 
 Source = Literal["different", "any", "same"]
-"""Examples of another label, all others, or others of the same label."""
+"""Examples of another label, all others, or others of the same label. What has no label is a negative of `any` alone,
+and has all others as its own negatives: nobody knows which of them are of its kind."""
 
 _BITS = 2**64
 _GAMMA = 0x9E3779B97F4A7C15 - _BITS
@@ -34,7 +36,7 @@ class Negatives(nn.Module):
     order: Tensor
 
     def __init__(self, labels: Int64[Tensor, " examples"], count: int, source: Source, seed: int) -> None:
-        """`labels` are those of all training examples by id; `any` does not look at them.
+        """`labels` are those of all training examples by id, -1 where there is none; `any` does not look at them.
 
         Raises:
             UserError: an example has an empty pool.
@@ -88,16 +90,20 @@ def _pools(labels: Int64[Tensor, " n"], source: Source) -> tuple[Int64[Tensor, "
 
     A pool is a stretch with a cut: it begins at `low`, leaves out `width` places from `cut` on, and holds `pool`
     examples. Another label is everything but the stretch of one's own; the same label is that stretch without oneself.
+    An example without a label, which stand first, has all others, as if every label were the same.
     Returns (low, cut, width, pool) by example, and the order.
     """
     order = labels.argsort(stable=True)
     kind, sizes = labels.unique(return_inverse=True, return_counts=True)[1:]
     first, size = (sizes.cumsum(0) - sizes)[kind], sizes[kind]
+    own, one, unknown = order.argsort(), torch.ones_like(labels), labels == NO_LABEL
     if source == "different":
-        spans = torch.zeros_like(labels), first, size, len(labels) - size
+        without = unknown.sum()
+        spans = without.expand_as(labels), first, size, len(labels) - without - size
     else:
-        spans = first, order.argsort(), torch.ones_like(labels), size - 1
-    return torch.stack(spans, dim=1), order
+        spans = first, own, one, size - 1
+    free = torch.stack([torch.zeros_like(labels), own, one, one * (len(labels) - 1)], dim=1)
+    return torch.where(unknown[:, None], free, torch.stack(spans, dim=1)), order
 
 
 def _first_distinct(draws: Int64[Tensor, "b m"], count: int) -> Int64[Tensor, "b count"]:

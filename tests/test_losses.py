@@ -127,6 +127,22 @@ def test_regression_by_hand_and_never_a_square_of_examples() -> None:
     assert kd_loss(outputs[:1], outputs[1:2], 1.0, True).shape == (1,)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("regression", [False, True], ids=["classes", "scores"])
+def test_no_label_no_loss_and_no_gradient(regression: bool, dtype: torch.dtype) -> None:
+    """Whatever the model says there, even where the square of it overflows; the others are as without their company."""
+    outputs = torch.tensor([[1.0, 2.0], [3e4, -3e4], [0.5, 0.25], [-7.0, 3e4]], dtype=dtype)
+    outputs = (outputs[:, :1] if regression else outputs).clone().requires_grad_()
+    labels = torch.tensor([1.5, torch.nan, 0.0, torch.nan]) if regression else torch.tensor([1, -1, 0, -1])
+    loss = label_loss(outputs, labels, regression)
+    assert loss[1::2].tolist() == [0, 0]
+    assert torch.equal(loss[::2], label_loss(outputs[::2], labels[::2], regression))
+    (gradient,) = torch.autograd.grad(loss.sum(), outputs)
+    assert gradient.isfinite().all()
+    assert not gradient[1::2].any()
+    assert gradient[::2].any(dim=1).all()
+
+
 @pytest.mark.parametrize(
     "call",
     [

@@ -124,6 +124,23 @@ def test_by_hand() -> None:
     assert Negatives(MANY, 40, "different", seed=7)(torch.arange(0, 3000, 500), 31).tolist() == expected
 
 
+@pytest.mark.parametrize("source", ["different", "any", "same"])
+def test_what_has_no_label_is_a_negative_of_any_alone_and_has_everyone(source: str) -> None:
+    labels = torch.where(EVERYONE % 4 == 1, -1, LABELS)  # 3 without; 3 of 0, 2 of 1, 4 of 2
+    draw = Negatives(labels, 1, source, seed=1)
+    drawn = torch.cat([draw(EVERYONE, step) for step in range(200)], dim=1)
+    labelled = {example for example in range(12) if labels[example] >= 0}
+    for example, found in enumerate(drawn.tolist()):
+        everyone = source == "any" or example not in labelled
+        assert set(found) == (set(range(12)) - {example} if everyone else pool_of(example, source, labels) & labelled)
+
+
+def test_without_any_label_everyone_is_a_negative() -> None:
+    draw = Negatives(torch.full((4,), -1), 2, "different", seed=1)
+    drawn = torch.cat([draw(torch.arange(4), step) for step in range(40)], dim=1)
+    assert [set(row) for row in drawn.tolist()] == [{0, 1, 2, 3} - {i} for i in range(4)]
+
+
 def test_no_negatives_are_wanted() -> None:
     assert Negatives(torch.zeros(3, dtype=torch.int64), 0, "different", seed=1)(torch.tensor([0, 2]), 0).shape == (2, 0)
 

@@ -94,8 +94,12 @@ def _setting(results: DatasetResults) -> str:
     """Who learned what from whom, in a few sentences."""
     info = results.info
     what = f"classes {', '.join(info.labels)}" if info.labels else "a score"
-    said = [f"{info.splits[info.train].rows:,} training rows, {what}; at most {info.max_length} tokens. "
-            f"{selection(results)}."]
+    train = info.splits[info.train]
+    rows = f"{train.rows:,} training rows"
+    if train.unlabelled:
+        rows = (f"{train.labelled:,} training rows with labels and {train.unlabelled:,} without "
+                f"({train.unlabelled / train.rows:.0%}), which methods without a teacher leave out")
+    said = [f"{rows}, {what}; at most {info.max_length} tokens. {selection(results)}."]
     if TEACHER in results.systems:
         said.append(f"Teacher: {_training(results.systems[TEACHER].runs[TEACHER]['training'])}.")
     students = [system for name, system in results.systems.items() if name != TEACHER]
@@ -153,7 +157,8 @@ def _numbers(results: DatasetResults) -> dict[str, Any]:
                 for method, baseline in results.comparisons() for column in results.columns]
     return {"selected_on": results.select, "reported_on": [*results.in_domain, *results.out_of_domain],
             "out_of_domain_mean_of": results.in_the_mean if OOD_MEAN in results.columns else [],
-            "splits": {name: {"rows": split.rows, "role": split.role, "source": split.source, "note": split.note}
+            "splits": {name: {"rows": split.rows, "unlabelled": split.unlabelled, "role": split.role,
+                              "source": split.source, "note": split.note}
                        for name, split in results.info.splits.items()},
             "not_evaluated": results.missing, "systems": systems, "differences": compared}
 

@@ -32,17 +32,16 @@ def read(study: Path, name: str, data: config.Data, like: Columns, further: Part
     wanted, setting = data.unlabelled, f"datasets.{name}.data.unlabelled"
     if wanted is None:
         return None
-    if isinstance(wanted, int):
+    if wanted.file is None:
+        assert wanted.rows is not None
         if data.train_rows is None:
-            raise UserError(f"{setting} = {wanted:,} takes rows of the training split beyond train_rows, which is not "
-                            f"set; set datasets.{name}.data.train_rows, or name a file as {setting}")
-        if wanted > len(further):
-            raise UserError(f"{setting} = {wanted:,} is more than the {len(further):,} rows of {further.source} beyond "
-                            f"train_rows = {data.train_rows:,}; lower one of them")
+            raise UserError(f"{setting} = {wanted.rows:,} takes rows of the training split beyond train_rows, which is "
+                            f"not set; set datasets.{name}.data.train_rows, or name a file as {setting}")
+        if wanted.rows > len(further):
+            raise UserError(f"{setting} = {wanted.rows:,} is more than the {len(further):,} rows of {further.source} "
+                            f"beyond train_rows = {data.train_rows:,}; lower one of them")
         part = replace(further.without_labels(), notes=("beyond train_rows", "their labels left out"))
-        return replace(_drawn(part, wanted, data.seed), name=UNLABELLED)
-    if isinstance(wanted, str):
-        wanted = config.Unlabelled(file=wanted)
+        return replace(_drawn(part, wanted.rows, data.seed), name=UNLABELLED)
     raw = files.read(study, wanted.file, setting)
     ignored = like.label in raw.table.column_names
     if ignored:

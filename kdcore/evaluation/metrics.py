@@ -118,6 +118,7 @@ def score(prepared: Prepared, split: str, logits: Float[Tensor, "n c"],
           measure: Callable[[str, np.ndarray, np.ndarray], Measured] = measure) -> dict[str, Any]:
     """Score the logits of a whole split, rows in the split's order, columns in the order of `info.labels`.
 
+    Rows of the training split without labels do not count.
     Out-of-domain splits of a classification are scored by accuracy after mapping classes by name; where
     classes collapse, `accuracy_prob_sum` stands beside it.
 
@@ -136,6 +137,7 @@ def score(prepared: Prepared, split: str, logits: Float[Tensor, "n c"],
     if len(labels) != len(logits):
         raise UserError(f"{info.name}/{split} has {len(labels)} rows but {len(logits)} predictions; predict the whole "
                         "split before scoring")
+    labels, logits = labels[:about.labelled], logits[:about.labelled]
     predictions = decide(logits, info.regression)
     constant = len(predictions) > 1 and np.ptp(predictions) == 0
     if info.labels is None:

@@ -9,7 +9,8 @@ Negatives are training examples with another label, drawn anew for each example 
 
 Deviations from the paper: C follows its description, not a formula that was checked. Rows of the bank start in random
 directions. Regression draws negatives from all other examples. `bank: refresh` computes all rows anew before each epoch
-in place of the updates. The pre-training stage is left out.
+in place of the updates. The pre-training stage is left out. An example without a label has negatives among all others,
+as texts of that stage have, and is none of those with another label.
 Released code (intersun/CoDIR) has another objective, here `nce_two_sided`: noise-contrastive estimation with a bank for
 each side, see `TwoSidedNce`. There Z is the mean over the first batch already while that batch is learned from. Its
 layers are `pooling: cls`, `teacher_layers: [1, 3, 5, 7, 9, 11]`. Not followed: CE and KL summed over the batch while C

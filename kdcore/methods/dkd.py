@@ -11,7 +11,7 @@ alpha KD, which is `vanilla_kd` with alpha / (label_weight + alpha), times label
 
 Deviations from the paper: regression, which it does not treat, takes the squared difference of the outputs with alpha
 and ignores T and beta. Alpha and beta start small and grow with each step over a share of the training. An example
-without a label has the teacher's most probable class in its place, for which p_T[t] is largest.
+without a label has the teacher's most probable class in its place.
 Released code (mdistiller) differs: there they grow with each epoch, over 20 of 240; and the label is left out of q by
 lowering its logit by 1000, where q has one class less here.
 """

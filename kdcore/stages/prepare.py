@@ -7,6 +7,7 @@ once, by renaming a finished folder. The bytes depend on the data, the settings 
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,8 +16,9 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from kdcore import config
-from kdcore.data import answers
+from kdcore.data import answers, augmentation_report
 from kdcore.data.assemble import Assembled, assemble
+from kdcore.data.augmentation import augment
 from kdcore.data.parts import Part
 from kdcore.data.prepared import INFO_FILE, PreparedInfo, split_file, teacher_key, token_file
 from kdcore.data.tokenise import tokenise
@@ -32,7 +34,12 @@ def run(study: config.Study, layout: Layout, dataset: str) -> None:
     """
     data = study.dataset(dataset).data
     tokenizers, usable = _tokenizers(study.pair, data.teacher_files is not None)
-    assembled = assemble(layout.study, dataset, data, usable)
+    assembled, augmentation = assemble(layout.study, dataset, data, usable), None
+    if data.augment is not None:
+        train, augmentation = augment(dataset, assembled.parts, data.augment, layout.study,
+                                      layout.kept / f"augment-{dataset}")
+        assembled = replace(assembled, parts=(train, *assembled.parts[1:]),
+                            warnings=(*assembled.warnings, *augmentation.warnings))
     info = _info(dataset, assembled, study.pair.max_length, tokenizers)
     folder = layout.scratch / f"prepare-{dataset}"
     shutil.rmtree(folder, ignore_errors=True)  # of a killed run
@@ -41,6 +48,9 @@ def run(study: config.Study, layout: Layout, dataset: str) -> None:
         _write(folder, assembled.parts, info, tokenizers)
         if assembled.answers:
             answers.write(folder / answers.FOLDER, assembled.answers, info.labels)
+        if augmentation is not None:
+            (folder / augmentation_report.FILE).write_text(augmentation.markdown(), encoding="utf-8")
+            print(f"{dataset}: {augmentation.numbers}")
         target = layout.prepared(dataset)
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists():
@@ -104,7 +114,9 @@ def _write(folder: Path, parts: Iterable[Part], info: PreparedInfo,
 def _report(info: PreparedInfo, sources: Mapping[str, answers.Source]) -> None:
     for split in info.splits.values():
         note = f" ({split.note})" if split.note else ""
-        print(f"{info.name}/{split.name}: {split.rows:,} rows, {split.role}, from {split.source}{note}")
+        without = (f" ({split.unlabelled:,} of them, {split.unlabelled / split.rows:.0%}, without labels)"
+                   if split.unlabelled else "")
+        print(f"{info.name}/{split.name}: {split.rows:,} rows{without}, {split.role}, from {split.source}{note}")
     for name, source in sources.items():
         print(f"{info.name}/{name}: the teacher's answers are the {source.holds} in {source.file}")
     for warning in info.warnings:

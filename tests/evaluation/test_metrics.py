@@ -196,6 +196,13 @@ class TestScore:
         with pytest.raises(UserError, match="labels hold -1 at row 1"):
             score(prepared, "validation", self.logits([0, 1, 0]))
 
+    def test_training_rows_without_labels_do_not_count(self, tmp_path):
+        prepared = write_prepared(tmp_path / "toy", splits=(
+            split("train", "train", 5, SENTIMENT, unlabelled=2), split("validation", "select", 3, SENTIMENT)),
+            answers={"train": [0, 1, 1, -1, -1]})
+        found = score(prepared, "train", self.logits([0, 0, 1, 1, 0]))
+        assert found == {"accuracy": pytest.approx(2 / 3), "degenerate": False, "n": 3}
+
     def test_a_part_of_the_predictions_is_refused(self, tmp_path):
         prepared = write_prepared(tmp_path / "toy")
         with pytest.raises(UserError, match="30 rows but 4 predictions"):

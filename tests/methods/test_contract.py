@@ -3,6 +3,7 @@
 import ast
 import copy
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -20,6 +21,8 @@ pytestmark = pytest.mark.parametrize("name", methods.names())
 settings = pytest.mark.parametrize("setting", [CLASSIFICATION, REGRESSION], ids=["classes", "scores"])
 FOLDER = Path(methods.__file__).parent
 SOME = torch.tensor([3, 0, 9, 14])
+READS_LABELS = {"codir", "tckd", "nckd"}
+"""Parts beside the label loss that labels decide: which examples are negatives, which class is the target."""
 
 
 def phases_of(name: str, setting: Setting) -> tuple[Phase, ...]:
@@ -142,6 +145,30 @@ def test_an_example_has_the_value_that_it_has_alone(name: str, setting: Setting)
             pytest.skip("an example's value depends on its batch by declaration")
         alone = torch.cat([loss_of(phase.objective, models, setting, one).total for one in SOME.split(1)])
         torch.testing.assert_close(loss_of(phase.objective, models, setting).total, alone, rtol=1e-10, atol=1e-12)
+
+
+@settings
+def test_examples_without_labels_leave_out_the_label_loss_alone(name: str, setting: Setting) -> None:
+    models = toys(setting)
+    labels = setting.labels.clone()
+    labels[::2] = torch.nan if setting.regression else -1
+    half = replace(setting, labels=labels)
+    for phase, without in zip(phases_of(name, setting), phases_of(name, half), strict=True):
+        full, loss = loss_of(phase.objective, models, setting), loss_of(without.objective, models, half)
+        missing = SOME % 2 == 0
+        for part, values in loss.parts.items():
+            if part == "label":
+                assert values[missing].tolist() == [0, 0]
+                torch.testing.assert_close(values[~missing], full.parts[part][~missing], rtol=0, atol=0)
+            elif part not in READS_LABELS:
+                torch.testing.assert_close(values, full.parts[part], rtol=0, atol=0)
+            assert values.isfinite().all()
+        parameters = parameters_of(without.objective, models[0])
+        gradients = torch.autograd.grad(loss.total.sum(), parameters, retain_graph=True, allow_unused=True)
+        assert all(gradient.isfinite().all() for gradient in gradients if gradient is not None)
+        if "label" in loss.parts:
+            gradients = torch.autograd.grad(loss.parts["label"][missing].sum(), parameters, allow_unused=True)
+            assert not any(gradient.any() for gradient in gradients if gradient is not None)
 
 
 @settings

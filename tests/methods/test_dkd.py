@@ -147,6 +147,19 @@ def test_two_classes_are_vanilla_kd(beta: float) -> None:
     torch.testing.assert_close(loss.total, 5 * vanilla.total, **EXACT)
 
 
+def test_without_a_label_the_teachers_most_probable_class_is_the_target() -> None:
+    student, teacher, labels = Features({LOGITS: drawn(3, 1)}), Features({LOGITS: drawn(3, 2)}), labels_of(3)
+    objective = dkd.Dkd(Config(), regression=False)
+    missing = torch.arange(16) % 3 == 1
+    loss = objective(student, teacher, Batch(torch.arange(16), torch.where(missing, -1, labels)), LAST)
+    guessed = torch.where(missing, teacher.logits.argmax(dim=1), labels)
+    expected = objective(student, teacher, Batch(torch.arange(16), guessed), LAST)
+    assert not torch.equal(guessed, labels)
+    for part in ("tckd", "nckd"):
+        torch.testing.assert_close(loss.parts[part], expected.parts[part], **EXACT)
+    assert not loss.parts["label"][missing].any()
+
+
 def test_regression_is_the_squared_difference_with_alpha() -> None:
     loss = loss_with(Config(alpha=3, beta=7, temperature=9), classes=1)
     assert loss.parts.keys() == {"label", "kd"}
