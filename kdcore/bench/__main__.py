@@ -1,7 +1,7 @@
 """`make bench`: measure what methods cost and what rows cost, print tables, write JSON and Markdown.
 
-    python -m kdcore.bench [--quick] [--device cpu|cuda] [--size small|base|tiny] [--sections methods live depth rows]
-                           [--methods NAME ...] [--output results/bench.json]
+    python -m kdcore.bench [--quick] [--device cpu|cuda] [--size small|base|tiny] [--methods NAME ...]
+                           [--sections methods own live depth rows] [--output results/bench.json]
 
 On a CPU the pair is as large as all-MiniLM-L6-v2 and half of it, on CUDA as BERT-base and half of it; weights and
 tokens are random, so nothing is fetched. All of it takes about ten minutes on two quiet cores. `--quick` takes fewer
@@ -26,6 +26,7 @@ from kdcore.errors import UserError
 
 SECTIONS = {
     "methods": "cost of each method with stored teacher features",
+    "own": "what each of them adds to a step, timed alone: sure to a tenth, also beside other work",
     "live": "the same with a live teacher",
     "depth": "how the cost grows with the depth of the teacher",
     "rows": "memory and disk by number of rows",
@@ -55,9 +56,10 @@ def main() -> int:
     cuda = torch.cuda.is_available()
     size = options.size or ("base" if cuda else "tiny" if options.quick else "small")
     machine = _machine(torch)
-    timing = _timing(chosen, set(options.sections) - {"rows"}, options.quick, size, cuda)
+    timing = _timing(chosen, set(options.sections) & {"methods", "live", "depth"}, options.quick, size, cuda)
+    own_part = _own_part(chosen, options.quick, size) if "own" in options.sections else None
     rows = _rows(options.quick, cuda) if "rows" in options.sections else []
-    content = report.merge(machine, options.quick, size, timing, rows) | {
+    content = report.merge(machine, options.quick, size, timing, own_part, rows) | {
         "bench_seconds": time.monotonic() - started}
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -105,6 +107,13 @@ def _timing(chosen: tuple[str, ...], sections: set[str], quick: bool, size: str,
     work = Work(size, rows, steps, rounds, builds, methods=chosen if sections & {"methods", "live"} else deep,
                 live=chosen if "live" in sections else (), deep=deep, depths=SIZES[size].depths)
     return _measure("timing", work, f"{len(work.methods)} methods, {size} models", {})
+
+
+def _own_part(chosen: tuple[str, ...], quick: bool, size: str) -> dict[str, Any]:
+    from kdcore.bench.own_part import Work
+
+    rows, steps, rounds = (128, 2, 1) if quick else (1_000, 20, 3)
+    return _measure("own_part", Work(size, rows, steps, rounds, chosen), f"own parts, {size} models", {})
 
 
 def _rows(quick: bool, cuda: bool) -> list[dict[str, Any]]:

@@ -28,8 +28,8 @@ class Table:
 
 
 def merge(machine: dict[str, Any], quick: bool, size: str, timing: dict[str, Any] | None,
-          rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The report of what was measured; `timing` None and no `rows` leave their sections out."""
+          own_part: dict[str, Any] | None, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The report of what was measured; None and no `rows` leave their sections out."""
     report: dict[str, Any] = {
         "machine": machine, "quick": quick, "models": models.SIZES[size].name, "batch_size": BATCH,
         "padding_by_dataset": {name: padding(name) for name in corpus.DECILES},
@@ -37,6 +37,8 @@ def merge(machine: dict[str, Any], quick: bool, size: str, timing: dict[str, Any
     }
     report["padding_share"] = report["padding_by_dataset"][corpus.TIMED]
     report |= timing or {}
+    if own_part:
+        report["own_part"] = own_part
     if len(rows) > 1:
         small, large = rows[-2], rows[-1]
         report["memory_growth"] = {"from_rows": small["rows"], "to_rows": large["rows"]} | {
@@ -62,6 +64,9 @@ def _targets(report: dict[str, Any]) -> list[dict[str, Any]]:
         elif figures["teacher"] in ("mixed", "live") and "live" in figures:
             found.append(_epoch_target(f"epoch of {name} less the teacher's forward", name,
                                        figures["live"]["less_forward"], noise))
+    for name, figures in report.get("own_part", {}).get("methods", {}).items():
+        found.append(_target(f"own part of {name} / step of fine-tuning", "at most", EPOCH_OF.get(name, EPOCH) - 1,
+                             figures["share"]))
     found.append(_target("padding, share of tokens, worst dataset", "at most", PADDING,
                          max(report["padding_by_dataset"].values())))
     if "store" in report:
@@ -96,6 +101,8 @@ def tables(report: dict[str, Any]) -> list[Table]:
         found.append(_methods(report))
     if report.get("by_depth"):
         found.append(_depths(report["by_depth"]))
+    if "own_part" in report:
+        found.append(_own_part(report["own_part"]))
     if report["by_rows"]:
         found.append(Table("Rows (a slim pair)", ("rows", "store MB", "peak MB building", "peak MB training",
                                                   "padding"),
@@ -125,6 +132,13 @@ def _depths(by_depth: dict[str, dict[str, Any]]) -> Table:
                  ("method", *map(str, depths), f"{depths[-1]} less {depths[0]}"),
                  [(name, *(_ratio(figures[str(depth)]) for depth in depths), f"{_growth(figures, depths):+.3f}")
                   for name, figures in by_depth.items()])
+
+
+def _own_part(measured: dict[str, Any]) -> Table:
+    return Table(f"What a method with stored features adds to a step of fine-tuning ({measured['step_ms']:.0f} ms)",
+                 ("method", "ms", "share of the step"),
+                 [(name, f"{figures['ms']:.2f}", f"{figures['share']:.1%}")
+                  for name, figures in measured["methods"].items()])
 
 
 def _growth(figures: dict[str, Any], depths: list[int]) -> float:

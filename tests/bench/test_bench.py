@@ -12,6 +12,8 @@ import torch
 from kdcore import methods
 from kdcore.bench import corpus, models, report, rows
 from kdcore.bench.memory import PeakMemory, own_bytes
+from kdcore.bench.own_part import OwnPart
+from kdcore.bench.own_part import Work as OwnWork
 from kdcore.bench.pair import Pair
 from kdcore.bench.timing import Timing, Work
 
@@ -95,6 +97,20 @@ def test_every_variant_takes_the_same_steps(tmp_path):
 
 
 @pytest.fixture(scope="module")
+def own_part(tmp_path_factory) -> dict:
+    work = OwnWork(size="tiny", rows=96, steps=2, rounds=1, methods=("pkd", "codir", "rail_minilm"))
+    return OwnPart(work, tmp_path_factory.mktemp("own")).measure()
+
+
+def test_what_a_method_adds_is_timed_alone_where_the_teacher_does_not_run(own_part):
+    assert own_part["step_ms"] > 0
+    assert set(own_part["methods"]) == {"pkd", "codir"}
+    assert own_part["methods"]["codir"]["ms"] > own_part["methods"]["pkd"]["ms"]
+    assert own_part["methods"]["codir"]["share"] == pytest.approx(
+        own_part["methods"]["codir"]["ms"] / own_part["step_ms"])
+
+
+@pytest.fixture(scope="module")
 def sizes(tmp_path_factory) -> list[dict]:
     return [rows.measure(rows.Work(number, "tiny", 2), tmp_path_factory.mktemp("rows")) for number in (64, 128)]
 
@@ -106,21 +122,24 @@ def test_the_cost_of_rows(sizes):
     assert 0 < small["padding_share"] < 0.5
 
 
-def test_the_report_has_the_keys_that_others_read_and_tells_a_missed_target(timing, sizes, capsys):
-    timing, sizes = json.loads(json.dumps([timing, sizes]))
+def test_the_report_has_the_keys_that_others_read_and_tells_a_missed_target(timing, own_part, sizes, capsys):
+    timing, own_part, sizes = json.loads(json.dumps([timing, own_part, sizes]))
+    own_part["methods"]["pkd"]["share"], own_part["methods"]["codir"]["share"] = 0.06, 0.06
     sizes[1]["memory"]["training_peak_bytes"] = 2 * sizes[0]["memory"]["training_peak_bytes"]
     timing["methods"]["finetune"] |= {"epoch_ratio": 1.0, "low": 0.99, "high": 1.01}
     timing["methods"]["pkd"] |= {"epoch_ratio": 1.03, "low": 1.01, "high": 1.06}
     timing["methods"]["codir"] = timing["methods"]["pkd"] | {"epoch_ratio": 1.1, "low": 1.08, "high": 1.12}
     timing["methods"]["rail_minilm"]["live"]["less_forward"] = {"epoch_ratio": 1.3, "low": 1.2, "high": 1.4}
     machine = {"device": "cpu", "processor": "x", "threads": 1, "torch": torch.__version__, "load_average": 0.5}
-    content = report.merge(machine, True, "tiny", timing, sizes)
+    content = report.merge(machine, True, "tiny", timing, own_part, sizes)
     assert content["methods"]["pkd"]["teacher"] == "stored"
     assert 0 < content["padding_share"] < 0.10
     verdicts = {target["what"]: (target["target"], target["verdict"]) for target in content["targets"]}
     assert verdicts["epoch of pkd / fine-tuning"] == (1.05, "within noise")
     assert verdicts["epoch of codir / fine-tuning"] == (1.15, "met")
     assert verdicts["epoch of rail_minilm less the teacher's forward / fine-tuning"] == (1.05, "missed")
+    assert verdicts["own part of pkd / step of fine-tuning"] == (pytest.approx(0.05), "missed")
+    assert verdicts["own part of codir / step of fine-tuning"] == (pytest.approx(0.15), "met")
     assert verdicts["memory of training, 128 / 64 rows"] == (1.05, "missed")
     report.show(content)
     assert "rail_kd_l" in capsys.readouterr().out
@@ -132,9 +151,9 @@ def test_the_report_has_the_keys_that_others_read_and_tells_a_missed_target(timi
 
 def test_sections_can_be_left_out(sizes):
     machine = {"device": "cpu", "processor": "x", "threads": 1, "torch": torch.__version__, "load_average": 0.5}
-    only_rows = report.merge(machine, True, "tiny", None, sizes)
+    only_rows = report.merge(machine, True, "tiny", None, None, sizes)
     assert [table.title for table in report.tables(only_rows)] == ["Rows (a slim pair)", "Targets"]
-    assert "memory_growth" not in report.merge(machine, True, "tiny", None, [])
+    assert "memory_growth" not in report.merge(machine, True, "tiny", None, None, [])
 
 
 def test_cuda_is_refused_in_one_line_where_there_is_none(repository, tmp_path):
@@ -166,5 +185,6 @@ def test_the_whole_bench_in_its_quick_size(repository, tmp_path):
     assert set(content["by_rows"]) == {"128", "512"}
     assert set(content["methods"]) == set(methods.names())
     assert all("live" in figures for name, figures in content["methods"].items() if name != "finetune")
+    assert "fsp" in content["own_part"]["methods"]
     assert set(content["by_depth"]["codir"]) == {"6", "12"}
-    assert (tmp_path / "bench.md").read_text(encoding="utf-8").count("**") == 8
+    assert (tmp_path / "bench.md").read_text(encoding="utf-8").count("**") == 10
