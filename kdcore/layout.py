@@ -42,6 +42,11 @@ class Layout:
         return self.study / "artifacts" / "analysis" / dataset
 
     @property
+    def corpus(self) -> Path:
+        """Of a general study."""
+        return self.study / "artifacts" / "corpus"
+
+    @property
     def report(self) -> Path:
         return self.study / "results" / "report"
 

@@ -1,4 +1,4 @@
-"""Load tokenizers and sequence classifiers from a hub id, a local folder or a package.
+"""Load tokenizers, encoders and sequence classifiers from a hub id, a local folder or a package.
 
 Weights are safetensors only and no code of a checkpoint is ever run. Half-precision checkpoints become
 float32. A classification head is taken from the checkpoint when its class names are the dataset's, and
@@ -22,6 +22,8 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     PretrainedConfig,
@@ -36,6 +38,9 @@ from kdcore.models.reading import FAMILIES
 from kdcore.objective import Dims
 
 logger = logging.getLogger(__name__)
+
+Auto = type[AutoModel] | type[AutoModelForMaskedLM] | type[AutoModelForSequenceClassification]
+"""A bare encoder, or one with a head."""
 
 _OFFSET_POSITIONS = ("roberta", "xlm-roberta", "mpnet")
 _TOKENIZER_FILES = ["config.json", "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "*.model"]
@@ -96,12 +101,12 @@ def usable_length(config: PretrainedConfig) -> int:
     return config.max_position_embeddings - config.pad_token_id - 1
 
 
-def check_length(config: PretrainedConfig, max_length: int, who: str) -> None:
-    """Refuse a length that the model's positions do not reach."""
+def check_length(config: PretrainedConfig, max_length: int, who: str, setting: str = "pair.max_length") -> None:
+    """Refuse a length that the model's positions do not reach; `setting` is where to lower it."""
     usable = usable_length(config)
     if max_length > usable:
         raise UserError(f"max_length {max_length} is beyond the {usable} tokens that {who} takes "
-                        f"({config.model_type}); lower pair.max_length to at most {usable}")
+                        f"({config.model_type}); lower {setting} to at most {usable}")
 
 
 def load_config(source: str, revision: str | None = None) -> PretrainedConfig:
@@ -165,6 +170,43 @@ def load_finetuned(folder: Path, labels: tuple[str, ...] | None) -> PreTrainedMo
     return model.eval()
 
 
+def load_encoder(source: str, revision: str | None = None, seed: int = 0) -> PreTrainedModel:
+    """A bare encoder in float32 and eval mode. A pooler that the checkpoint lacks is drawn, seeded by `seed`.
+
+    Raises:
+        UserError: no such source, no safetensors, unknown family, or weights that are not this family's.
+    """
+    folder = _folder(source, revision, _MODEL_FILES)
+    model, missing = _read_weights(folder, _read_config(folder, source), source, AutoModel)
+    draw_new(model, seed, head=False, pooler=any(_part(model, key) == "pooler" for key in missing))
+    return model.eval()
+
+
+def load_masked_lm(source: str, revision: str | None = None, new_head: int | None = None) -> PreTrainedModel:
+    """An encoder with its masked-language-model head, in float32 and eval mode.
+
+    Args:
+        new_head: seed of a head for a checkpoint that has none.
+
+    Raises:
+        UserError: as `load_encoder`, or the checkpoint has no such head and none is to be drawn.
+    """
+    folder = _folder(source, revision, _MODEL_FILES)
+    model, missing = _read_weights(folder, _read_config(folder, source), source, AutoModelForMaskedLM)
+    if missing and new_head is not None:
+        draw_new(model, new_head, head=True, pooler=True)
+    elif missing:
+        raise UserError(f"{source} has no masked-language-model head: its weights lack {min(missing)}; train one by "
+                        "the method `mlm` of a general study, with layers of this model as the student, and name that "
+                        "student here")
+    return model.eval()
+
+
+def source_fingerprint(source: str, revision: str | None = None) -> str:
+    """`weights_fingerprint` of a source, which is fetched first where it is no local folder."""
+    return weights_fingerprint(_folder(source, revision, _MODEL_FILES))
+
+
 def weights_fingerprint(folder: Path) -> str:
     """Sixteen hex digits of the configuration and weights of a local model folder.
 
@@ -179,6 +221,14 @@ def weights_fingerprint(folder: Path) -> str:
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:16]
+
+
+def auto_of(model: PreTrainedModel) -> Auto:
+    """How a model of the same kind, bare or with a head, is made."""
+    name = type(model).__name__
+    if name.endswith("ForMaskedLM"):
+        return AutoModelForMaskedLM
+    return AutoModelForSequenceClassification if name.endswith("ForSequenceClassification") else AutoModel
 
 
 def has_classes(config: PretrainedConfig, labels: tuple[str, ...] | None) -> bool:
@@ -210,8 +260,9 @@ def draw_new(model: PreTrainedModel, seed: int, head: bool, pooler: bool) -> Non
     """
     generator = torch.Generator().manual_seed(seed)
     wanted = {part for part, drawn in (("head", head), ("pooler", pooler)) if drawn}
+    words = model.get_input_embeddings().weight  # what a masked-language-model head may share is not its own
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and _part(model, name) in wanted:
+        if isinstance(module, nn.Linear) and _part(model, name) in wanted and module.weight is not words:
             with torch.no_grad():
                 module.weight.normal_(std=model.config.initializer_range, generator=generator)
                 if module.bias is not None:
@@ -265,12 +316,13 @@ def _read_config(folder: Path, source: str) -> PretrainedConfig:
         raise UserError(f"config.json of {source} cannot be used: {_first_line(error)}") from None
 
 
-def _read_weights(folder: Path, config: PretrainedConfig, source: str) -> tuple[PreTrainedModel, set[str]]:
+def _read_weights(folder: Path, config: PretrainedConfig, source: str,
+                  auto: Auto = AutoModelForSequenceClassification) -> tuple[PreTrainedModel, set[str]]:
     """The model with what the checkpoint has, and the names of what it lacks: head and pooler at most."""
     _check_weights(folder, source)
     try:
         with quiet(), torch.random.fork_rng(devices=[]):
-            model, found = AutoModelForSequenceClassification.from_pretrained(
+            model, found = auto.from_pretrained(
                 folder, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=False,
                 ignore_mismatched_sizes=True, output_loading_info=True)
     except (OSError, ValueError, SafetensorError) as error:
@@ -309,7 +361,8 @@ def _part(model: PreTrainedModel, name: str) -> Literal["encoder", "pooler", "he
     token, ModernBERT's prediction head, which its masked language model shares. The head is whatever else lies
     outside of the encoder: in BERT the classifier, elsewhere the dense layer before it as well, DeBERTa's `pooler` too.
     """
-    start, _, rest = name.partition(".")
+    whole = f"{model.base_model_prefix}.{name}" if model.base_model is model else name
+    start, _, rest = whole.partition(".")
     if start != model.base_model_prefix:
         return "pooler" if model.config.model_type == "modernbert" and start == "head" else "head"
     return "pooler" if rest.partition(".")[0] == "pooler" else "encoder"
