@@ -8,7 +8,19 @@ import numpy
 import pytest
 
 from kdcore.errors import UserError
-from kdcore.mapping import RandomLayers, blocks, even, explicit, fixed, groups, last, skip, student_slots, uniform
+from kdcore.mapping import (
+    RandomLayers,
+    blocks,
+    even,
+    explicit,
+    fixed,
+    groups,
+    last,
+    skip,
+    student_slots,
+    teacher_layer,
+    uniform,
+)
 
 
 def teachers(pairs: tuple[tuple[int, int], ...]) -> list[int]:
@@ -235,3 +247,10 @@ def test_too_shallow_teacher_names_the_remedy() -> None:
 def test_a_teacher_without_intermediate_layers_is_not_answered_with_none_to_name() -> None:
     with pytest.raises(UserError, match=r"teacher of 1 layer has no intermediate layer to draw; use a deeper teacher$"):
         RandomLayers(1, 1, seed=1, resample="epoch")
+
+
+def test_one_teacher_layer_is_the_last_unless_named() -> None:
+    assert [teacher_layer(named, 24) for named in (None, 21, 1)] == [24, 21, 1]
+    for named in (0, -1, 25):
+        with pytest.raises(UserError, match=rf"teacher_layer is {named}, expected 1\.\.24; leave it out"):
+            teacher_layer(named, 24)

@@ -13,10 +13,12 @@ from kdcore import token_losses
 from kdcore.objective import Step
 from kdcore.token_losses import (
     attention_divergence,
+    cosine_distance,
     hidden_distance,
     per_pair,
     per_token,
     probabilities,
+    relation_divergence,
     relation_scores,
     score_distance,
     split_heads,
@@ -35,16 +37,14 @@ def divergence(student: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
     return attention_divergence(student, probabilities(teacher, mask), mask)
 
 
-def relations(student: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
-    return divergence(relation_scores(student, mask), relation_scores(teacher, mask), mask)
-
-
 LOSSES: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], tuple[int, ...]]] = {
     "hidden": (hidden_distance, (3, 5, 6)),
+    "direction": (cosine_distance, (3, 5, 6)),
     "scores": (score_distance, (3, 2, 5, 5)),
     "attention": (divergence, (3, 2, 5, 5)),
-    "relations": (relations, (3, 2, 5, 4)),
+    "relations": (relation_divergence, (3, 2, 5, 4)),
 }
+STATES = ("hidden", "direction")
 every = pytest.mark.parametrize("name", LOSSES)
 
 
@@ -55,7 +55,7 @@ def numbers(name: str, seed: int, **kwargs: torch.dtype) -> Tensor:
 
 def padded(values: Tensor, name: str, content: float) -> Tensor:
     """The values with `content` wherever padding is."""
-    if name == "hidden":
+    if name in STATES:
         return values.masked_fill(MASK[:, :, None] == 0, content)
     if name == "relations":
         return values.masked_fill(MASK[:, None, :, None] == 0, content)
@@ -101,7 +101,7 @@ def test_minilm_golden(golden: Path) -> None:
     scores = {side: split[f"q_{side}"] @ split[f"k_{side}"].mT / split[f"q_{side}"].shape[-1] ** 0.5
               for side in ("student", "teacher")}
     attention = divergence(scores["student"], scores["teacher"], mask).mean()
-    values = relations(split["v_student"], split["v_teacher"], mask).mean()
+    values = relation_divergence(split["v_student"], split["v_teacher"], mask).mean()
     torch.testing.assert_close(attention, data["out.l_at"], **VALUE)
     torch.testing.assert_close(values, data["out.l_vr"], **VALUE)
     torch.testing.assert_close(attention + values, data["out.l_total"], **VALUE)
@@ -120,7 +120,7 @@ def test_relation_heads_golden(golden: Path, kind: str) -> None:
     mask, count = data["in.mask"].long(), int(data["in.heads"])
     cut = [split_heads(heads(data[f"in.{kind}_{side}"], count), int(data["in.relation_heads"]))
            for side in ("student", "teacher")]
-    torch.testing.assert_close(relations(*cut, mask).mean(), data[f"out.v2_{kind}{kind}"], **VALUE)
+    torch.testing.assert_close(relation_divergence(*cut, mask).mean(), data[f"out.v2_{kind}{kind}"], **VALUE)
 
 
 # Hand values
@@ -129,6 +129,11 @@ def test_relation_heads_golden(golden: Path, kind: str) -> None:
 def test_hidden_distance_by_hand() -> None:
     student, teacher = tensor([[[1.0, 2.0], [3.0, 4.0], [9.0, 9.0]]]), tensor([[[1.0, 0.0], [0.0, 4.0], [0.0, 0.0]]])
     assert hidden_distance(student, teacher, tensor([[1, 1, 0]])).tolist() == [(4 + 9) / (2 * 2)]
+
+
+def test_cosine_distance_by_hand() -> None:
+    student, teacher = tensor([[[3.0, 4.0], [0.0, -2.0], [9.0, 9.0]]]), tensor([[[1.0, 0.0], [0.0, 5.0], [0.0, 1.0]]])
+    torch.testing.assert_close(cosine_distance(student, teacher, tensor([[1, 1, 0]])), tensor([(0.4 + 2) / 2]))
 
 
 def test_score_distance_by_hand_keeps_large_negative_scores() -> None:
@@ -178,7 +183,8 @@ def test_split_heads() -> None:
 def test_relations_do_not_know_the_basis_of_a_head() -> None:
     vectors, student = torch.randn(3, 2, 5, 4, dtype=torch.float64), torch.randn(3, 2, 5, 4, dtype=torch.float64)
     rotation = torch.linalg.qr(torch.randn(2, 4, 4, dtype=torch.float64)).Q
-    torch.testing.assert_close(relations(student, vectors @ rotation, MASK), relations(student, vectors, MASK))
+    torch.testing.assert_close(relation_divergence(student, vectors @ rotation, MASK),
+                               relation_divergence(student, vectors, MASK))
 
 
 # Padding, company and degenerate sentences
@@ -201,7 +207,7 @@ def test_company_and_amount_of_padding_do_not_matter(name: str) -> None:
     loss, student, teacher = LOSSES[name][0], numbers(name, 1), numbers(name, 2)
     together = loss(student, teacher, MASK)
     for row, length in enumerate(MASK.sum(dim=1).tolist()):
-        cut = [x[row:row + 1, :length] if name == "hidden" else x[row:row + 1, :, :length] for x in (student, teacher)]
+        cut = [x[row:row + 1, :length] if name in STATES else x[row:row + 1, :, :length] for x in (student, teacher)]
         if name in ("scores", "attention"):
             cut = [x[..., :length] for x in cut]
         torch.testing.assert_close(loss(*cut, MASK[row:row + 1, :length]), together[row:row + 1])
@@ -239,7 +245,7 @@ def test_slots_are_compared_one_by_one(name: str) -> None:
     torch.testing.assert_close(stacked, torch.stack(alone, dim=1))
 
 
-@pytest.mark.parametrize("name", ["hidden", "scores", "attention"])
+@pytest.mark.parametrize("name", ["hidden", "direction", "scores", "attention", "relations"])
 def test_shapes_are_compared(name: str) -> None:
     loss, values = LOSSES[name][0], numbers(name, 1)
     with pytest.raises(Exception, match=r"differ in shape|Type-check"):
