@@ -8,6 +8,7 @@ is otherwise new and seeded.
 import hashlib
 import json
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,6 +43,7 @@ logger = logging.getLogger(__name__)
 Auto = type[AutoModel] | type[AutoModelForMaskedLM] | type[AutoModelForSequenceClassification]
 """A bare encoder, or one with a head."""
 
+_FINGERPRINT = re.compile("[0-9a-f]{16}")
 _OFFSET_POSITIONS = ("roberta", "xlm-roberta", "mpnet")
 _TOKENIZER_FILES = ["config.json", "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "*.model"]
 _MODEL_FILES = [*_TOKENIZER_FILES, "model.safetensors", "model.safetensors.index.json", "model-*.safetensors"]
@@ -285,17 +287,31 @@ def quiet() -> Iterator[None]:
 
 
 def _folder(source: str, revision: str | None, files: list[str]) -> Path:
-    """Where the files of a source lie; hub files are fetched into the hub's cache first, with its progress bars."""
-    place = sources.resolve(source, revision)
-    if Path(place).is_dir():
-        return Path(place)
+    """Where the files of a source lie; hub files are fetched into the hub's cache first, with its progress bars.
+
+    The revision of a local folder is its `weights_fingerprint`, which is checked. Where a folder stands in for a hub id
+    the revision may be one of the hub, which says nothing of the folder.
+    """
+    location = sources.locate(source)
+    if location.is_local:
+        folder = Path(location.place)
+        if revision is not None and (_FINGERPRINT.fullmatch(revision) or not sources.HUB_ID.fullmatch(source)):
+            _check_fingerprint(folder, source, revision)
+        return folder
     try:
-        return Path(snapshot_download(place, revision=revision, allow_patterns=files))
+        return Path(snapshot_download(location.place, revision=revision, allow_patterns=files))
     except HFValidationError:
         raise UserError(f"{source} is neither a folder nor a model id of the form owner/name") from None
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         raise UserError(f"{source} cannot be fetched from the hub ({_first_line(error)}); check the name and the "
                         "network, or name a local folder") from None
+
+
+def _check_fingerprint(folder: Path, source: str, revision: str) -> None:
+    found = weights_fingerprint(folder)
+    if found != revision:
+        raise UserError(f"{source} holds the weights {found}, but its revision says {revision}; set `revision: {found}` "
+                        "if these weights are meant, else bring the folder back to what it was")
 
 
 def _read_config(folder: Path, source: str) -> PretrainedConfig:

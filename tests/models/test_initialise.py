@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from kdcore.config import StudentModel
 from kdcore.errors import UserError
@@ -32,12 +32,41 @@ NLI = ("entailment", "neutral", "contradiction")
     (4, "even", 4, (1, 2, 3, 4)),
 ])
 def test_rules_choose_layers(depth, rule, wanted, layers):
-    assert choose_layers(depth, StudentModel(layers=rule, depth=wanted), "it") == layers
+    assert choose_layers(depth, rule, wanted, "it") == layers
 
 
 def test_every_family_can_be_named_as_the_students():
     (names, _) = get_args(StudentModel.model_fields["architecture"].annotation)
     assert set(get_args(names)) == set(reading.FAMILIES) == set(FAMILIES)
+
+
+@pytest.mark.parametrize("layers", [None, (2, 3), "even"], ids=str)
+@pytest.mark.parametrize("masked", [False, True], ids=["bare", "masked-lm"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_general_student_gets_a_new_head(tmp_path, family, masked, layers):
+    """Distilled as a bare encoder or with a masked-language-model head, whole or in part."""
+    config = tiny_config(family, layers=4)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        general = (AutoModelForMaskedLM if masked else AutoModel).from_config(config)
+    general.save_pretrained(tmp_path)
+    model = StudentModel(source=str(tmp_path), layers=layers, depth=2 if layers == "even" else None)
+    student, said = build_student(model, tmp_path / "none", NLI, seed=1)
+    chosen = {None: (1, 2, 3, 4), (2, 3): (2, 3), "even": (2, 4)}[layers]
+    assert student.config.num_hidden_layers == len(chosen)
+    assert student.config.id2label == dict(enumerate(NLI))
+    assert "head (seed 1)" in said
+    encoder = general.base_model.state_dict()
+    stem = f"{reading.family(config).layers}."
+    own = student.base_model.state_dict()
+    folded = {"layers.0.attn.Wqkv.weight"} if family == "modernbert" and chosen[0] > 1 else set()
+    for place, layer in enumerate(chosen):
+        for name in (name for name in encoder if name.startswith(f"{stem}{layer - 1}.")):
+            mine = name.replace(f"{stem}{layer - 1}.", f"{stem}{place}.")
+            assert mine in folded | own.keys() or "attn_norm" in mine
+            assert mine in folded or mine not in own or torch.equal(own[mine], encoder[name]), name
+    with torch.no_grad():
+        assert student(**tiny_inputs(family)).logits.isfinite().all()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

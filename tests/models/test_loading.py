@@ -239,6 +239,52 @@ class TestHub:
         assert torch.equal(model.classifier.weight, tiny_model("bert", labels=NLI, seed=6).classifier.weight)
 
 
+class TestRevisionOfAFolder:
+    """It is the fingerprint of its weights."""
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        return save_tiny(tmp_path / "student", labels=NLI, seed=6)
+
+    def test_the_right_one(self, folder):
+        own = loading.weights_fingerprint(folder)
+        assert loading.load_classifier(str(folder), own, NLI, seed=0).config.num_hidden_layers == 2
+        assert loading.load_config(str(folder), own).num_hidden_layers == 2
+        assert len(loading.load_tokenizer(str(folder), own)) == len(tiny_tokenizer("bert"))
+        assert loading.source_fingerprint(str(folder), own) == own
+
+    @pytest.mark.parametrize("load", [loading.load_config, loading.load_tokenizer, loading.load_encoder,
+                                      loading.source_fingerprint])
+    def test_another_one_is_one_line_with_both_and_the_remedy(self, folder, load):
+        before = loading.weights_fingerprint(folder)
+        edit_config(folder, layer_norm_eps=1e-3)
+        own = loading.weights_fingerprint(folder)
+        with pytest.raises(UserError) as caught:
+            load(str(folder), before)
+        assert str(caught.value).startswith(f"{folder} holds the weights {own}, but its revision says {before}; set "
+                                            f"`revision: {own}` if")
+        assert "\n" not in str(caught.value)
+
+    def test_a_branch_is_no_fingerprint(self, folder):
+        with pytest.raises(UserError, match="its revision says main; set `revision: "):
+            loading.load_config(str(folder), "main")
+
+    def test_relative_to_the_study(self, folder, monkeypatch):
+        monkeypatch.chdir(folder.parent)
+        own = loading.weights_fingerprint(folder)
+        assert loading.load_config("./student", own).num_hidden_layers == 2
+        with pytest.raises(UserError, match=r"\./student holds the weights"):
+            loading.load_config("./student", "0" * 16)
+
+    def test_a_folder_in_place_of_a_hub_id(self, folder, monkeypatch):
+        """A revision of the hub says nothing of the folder; a fingerprint does."""
+        monkeypatch.setenv("KDFLOW_SOURCES", f"general/tiny={folder}")
+        for revision in ("main", "0" * 40, loading.weights_fingerprint(folder)):
+            assert loading.load_config("general/tiny", revision).num_hidden_layers == 2
+        with pytest.raises(UserError, match="general/tiny holds the weights"):
+            loading.load_config("general/tiny", "0" * 16)
+
+
 class TestFineTuned:
     def test_fingerprint_follows_weights_and_configuration(self, tmp_path):
         prints = [loading.weights_fingerprint(save_tiny(tmp_path / str(seed), seed=seed)) for seed in (1, 2)]
