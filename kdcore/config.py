@@ -18,6 +18,9 @@ FILES = "files"
 """`pair.teacher.source` where the teacher is files of answers."""
 
 
+Family = Literal["bert", "distilbert", "roberta", "xlm-roberta", "mpnet", "electra", "deberta-v2", "modernbert"]
+
+
 class MethodConfig(Strict):
     """Base of the `Config` of a method file: hyper-parameters with the paper's defaults."""
 
@@ -87,8 +90,7 @@ class StudentModel(Strict):
     revision: str | None = None
     layers: Literal["first", "last", "even"] | tuple[int, ...] | None = None
     depth: int | None = Field(default=None, ge=1)
-    architecture: Literal["bert", "distilbert", "roberta", "xlm-roberta", "mpnet", "electra", "deberta-v2",
-                          "modernbert"] | None = None
+    architecture: Family | None = None
 
     @model_validator(mode="after")
     def _depth_goes_with_a_rule(self) -> Self:
@@ -173,7 +175,7 @@ class Augmentation(Strict):
     candidates: int = Field(default=15, ge=1)
     """For each word, to draw from."""
     labels: Literal["teacher", "copy"] = "teacher"
-    """`teacher`: variants join as rows without labels, which only the teacher answers. `copy`: with their row's label."""
+    """`teacher`: variants join as rows without labels, which the teacher answers; `copy`: with their row's label."""
     rows: int | None = Field(default=None, ge=1)
     """Only so many labelled training rows, a seeded random part, get variants."""
     public: bool = False

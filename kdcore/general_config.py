@@ -4,11 +4,21 @@ As in `kdcore.config`, a section holds what one kind of stage needs and nothing 
 section of its own, so that other shares or weights do not write the corpus anew.
 """
 
-from typing import Literal, Self
+import re
+from collections.abc import Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from kdcore.strict import Strict
+from kdcore.config import Family, Training
+from kdcore.errors import UserError, did_you_mean
+from kdcore.strict import Strict, parse, read_yaml
+
+TEACHER = "teacher"
+"""The name of the study's own teacher among those that a student may have."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 class CorpusSource(Strict):
@@ -108,3 +118,131 @@ class Masking(Strict):
             raise ValueError(f"masking.mask_token {self.mask_token:g} and random_token {self.random_token:g} sum to "
                              "more than 1; what they leave over stays as it is")
         return self
+
+
+class Teacher(Strict):
+    """The section `teacher`: a pre-trained encoder. `source` is a hub id, a local folder or `package:NAME`."""
+
+    source: str
+    revision: str | None = None
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Of its forward, and of an assistant's; `auto` is bf16 where the hardware computes it natively."""
+
+
+class Shape(Strict):
+    """What a student is: the size of random layers, or layers of its teacher. What is not said is as in the teacher.
+
+    `layers` takes layers of the teacher, counted from 1: `first`, `last` or `even` with `depth`, or an explicit list.
+    Without it all layers are random, `depth` of them.
+    """
+
+    layers: Literal["first", "last", "even"] | tuple[int, ...] | None = None
+    depth: int | None = Field(default=None, ge=1)
+    width: int | None = Field(default=None, ge=1)
+    heads: int | None = Field(default=None, ge=1)
+    ffn: int | None = Field(default=None, ge=1)
+    """Width of the feed-forward layers; of another `width` 4 times that."""
+    architecture: Family | None = None
+    """Family, where it differs: `distilbert` from a BERT, `roberta` from an XLM-R or the other way round."""
+    embeddings: bool = False
+    """Random layers on top of the teacher's embeddings."""
+
+    @model_validator(mode="after")
+    def _random_or_taken(self) -> Self:
+        if isinstance(self.layers, str) and self.depth is None:
+            raise ValueError(f"`layers: {self.layers}` needs `depth`, the number of layers")
+        if isinstance(self.layers, tuple) and self.depth is not None:
+            raise ValueError("`depth` is the length of the list `layers`; remove it")
+        for name in ("width", "heads", "ffn") if self.layers is not None else ():
+            if getattr(self, name) is not None:
+                raise ValueError(f"`layers` of the teacher have its `{name}`; remove one of the two: random layers are "
+                                 "`depth` without `layers`")
+        if self.layers is not None and self.embeddings:
+            raise ValueError("`layers` of the teacher bring its embeddings; remove `embeddings`")
+        return self
+
+
+class Student(Strict):
+    """One student. Its name is that of its folder; other students may name it as their `teacher`.
+
+    `options` and `training` replace values of `methods` and of the section `training` for this student.
+    """
+
+    teacher: str
+    """`teacher`, or another student: a teacher assistant."""
+    method: str
+    """A name under `methods`; each is a file in `kdcore/general/`."""
+    model: Shape = Shape()
+    options: dict[str, Any] = Field(default={})
+    training: dict[str, Any] = Field(default={})
+
+
+class GeneralStudy(Strict):
+    """The whole of `params.yaml` of a general study. `code` is the checkout, seen from the study folder."""
+
+    code: str
+    corpus: Corpus
+    masking: Masking
+    teacher: Teacher
+    training: Training
+    students: dict[str, Student] = Field(min_length=1)
+    methods: dict[str, dict[str, Any]]
+
+    @model_validator(mode="after")
+    def _students_fit(self) -> Self:
+        for name, student in self.students.items():
+            if not NAME.fullmatch(name) or name == TEACHER:
+                raise ValueError(f"students.{name} is no name for a student; use letters, digits, - and _, and not "
+                                 f"`{TEACHER}`")
+            if student.teacher != TEACHER and student.teacher not in self.students:
+                raise ValueError(f"students.{name}.teacher = {student.teacher!r} is neither `{TEACHER}` nor a student; "
+                                 f"{did_you_mean(student.teacher, [TEACHER, *self.students])}")
+            if student.method not in self.methods:
+                raise ValueError(f"students.{name}.method = {student.method!r} has no entry under `methods`; "
+                                 f"{did_you_mean(student.method, self.methods)}")
+            if self.student_training(name).patience is not None:
+                raise ValueError(f"students.{name} stops early (patience), but nothing selects in a corpus; remove it")
+        try:
+            TopologicalSorter({name: {student.teacher} for name, student in self.students.items()}).prepare()
+        except CycleError as error:
+            raise ValueError(f"students teach each other in a circle: {' <- '.join(error.args[1])}; let one of them "
+                             f"have `teacher: {TEACHER}`") from None
+        return self
+
+    def student(self, name: str) -> Student:
+        """The declaration of a student; raises UserError with near names."""
+        if name not in self.students:
+            raise UserError(f"student {name!r} is not declared in params.yaml; {did_you_mean(name, self.students)}")
+        return self.students[name]
+
+    def student_training(self, name: str) -> Training:
+        """Training of a student: the study's settings under the student's own."""
+        return parse(Training, self.training.model_dump() | self.students[name].training, f"students.{name}.training")
+
+    def options(self, name: str) -> dict[str, Any]:
+        """The hyper-parameters of a student's method as written: those of `methods` under the student's own."""
+        student = self.students[name]
+        return self.methods[student.method] | student.options
+
+    def chain(self, name: str) -> tuple[str, ...]:
+        """The student and those who teach it, from the first assistant on."""
+        teacher = self.students[name].teacher
+        return (*(() if teacher == TEACHER else self.chain(teacher)), name)
+
+
+def load(path: Path) -> GeneralStudy:
+    """Read and check a `params.yaml` of a general study.
+
+    Raises:
+        UserError: the file is missing, is no YAML mapping, is that of another kind of study, or a value does not fit.
+    """
+    content = read_yaml(path)
+    if not is_general(content):
+        raise UserError(f"{path} is no general study: it has no section `corpus`; this command is for studies such as "
+                        "studies/general-cpu")
+    return parse(GeneralStudy, content, str(path))
+
+
+def is_general(content: Mapping[str, Any]) -> bool:
+    """Whether a `params.yaml` is that of a general study."""
+    return "corpus" in content

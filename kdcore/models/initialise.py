@@ -1,6 +1,8 @@
 """Where a student starts: a pre-trained checkpoint or chosen layers of one, or of the fine-tuned teacher."""
 
+import itertools
 from pathlib import Path
+from typing import Literal
 
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -29,7 +31,7 @@ def build_student(model: StudentModel, teacher_folder: Path, labels: tuple[str, 
     origin = teacher if from_teacher else model.source
     start, head = load_described(source, model.revision, labels, seed)
     depth = start.config.num_hidden_layers
-    layers = choose_layers(depth, model, origin)
+    layers = choose_layers(depth, model.layers, model.depth, origin)
     which = f"layers {', '.join(map(str, layers))} of {origin} ({depth} layers)" if model.layers else f"all of {origin}"
     if model.layers is None and model.architecture is None:
         return start, f"{which}, {head}"
@@ -45,41 +47,46 @@ def student_config(model: StudentModel, start: PretrainedConfig, origin: str) ->
     Raises:
         UserError: a layer is out of range, or families do not correspond.
     """
-    layers = choose_layers(start.num_hidden_layers, model, origin)
+    layers = choose_layers(start.num_hidden_layers, model.layers, model.depth, origin)
     if model.layers is None and model.architecture is None:
         return start
     return converted(start, layers, model.architecture or start.model_type)
 
 
-def choose_layers(depth: int, model: StudentModel, origin: str) -> tuple[int, ...]:
+def choose_layers(depth: int, layers: Literal["first", "last", "even"] | tuple[int, ...] | None, wanted: int | None,
+                  origin: str, who: str = "pair.student") -> tuple[int, ...]:
     """The source's layers, counted from 1, that become layers 1, 2, ... of the student.
 
     `first` and `last` are the lowest and highest; `even` spreads them as PKD-skip does and ends at the last layer:
     j n/m rounded half up for j = 1..m (12 to 6: 2, 4, ..., 12).
 
+    Args:
+        depth: how many layers the source has.
+        wanted: how many to take by such a rule.
+        origin, who: the source, and where layers and depth stand in `params.yaml`, for messages.
+
     Raises:
         UserError: more layers than the source has, or an explicit list that is empty, repeats or is out of order.
     """
-    if isinstance(model.layers, str):
-        wanted = model.depth or depth
+    if isinstance(layers, str):
+        wanted = wanted or depth
         if wanted > depth:
-            raise UserError(f"pair.student.depth is {wanted}, but {origin} has {depth} layers; use 1..{depth}")
-        match model.layers:
+            raise UserError(f"{who}.depth is {wanted}, but {origin} has {depth} layers; use 1..{depth}")
+        match layers:
             case "first":
                 return tuple(range(1, wanted + 1))
             case "last":
                 return tuple(range(depth - wanted + 1, depth + 1))
             case "even":
                 return (*(layer for _, layer in mapping.even(depth, wanted)), depth)
-    if model.layers is None:
+    if layers is None:
         return tuple(range(1, depth + 1))
-    if not model.layers:
-        raise UserError(f"pair.student.layers is empty; name layers of {origin} from 1 to {depth}")
-    for layer in model.layers:
+    if not layers:
+        raise UserError(f"{who}.layers is empty; name layers of {origin} from 1 to {depth}")
+    for layer in layers:
         if not 1 <= layer <= depth:
-            raise UserError(f"pair.student.layers names layer {layer}, but {origin} has layers 1 to {depth} "
+            raise UserError(f"{who}.layers names layer {layer}, but {origin} has layers 1 to {depth} "
                             "(embeddings are always taken)")
-    if any(above <= below for below, above in zip(model.layers, model.layers[1:], strict=False)):
-        raise UserError(f"pair.student.layers {list(model.layers)} repeats a layer or is out of order; "
-                        "name each once, ascending")
-    return model.layers
+    if any(above <= below for below, above in itertools.pairwise(layers)):
+        raise UserError(f"{who}.layers {list(layers)} repeats a layer or is out of order; name each once, ascending")
+    return layers

@@ -1,4 +1,4 @@
-"""Copy the weights of one classifier into another with fewer layers, or of another family.
+"""Copy the weights of one model, bare or with a head, into another with fewer layers, or of another family.
 
 Families share parameters only where each has a counterpart of the same meaning and shape. DistilBERT is
 BERT under other names without segments; XLM-R is RoBERTa. All others differ in what they compute (relative
@@ -13,10 +13,10 @@ import copy
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from kdcore.errors import UserError
-from kdcore.models.loading import draw_new
+from kdcore.models.loading import Auto, auto_of, draw_new
 from kdcore.models.reading import family
 
 _ALIKE = frozenset({"roberta", "xlm-roberta"})
@@ -31,31 +31,41 @@ _DISTILBERT_NAMES = {
     "output.LayerNorm": "output_layer_norm",
 }
 """BERT's names inside a layer to DistilBERT's; the first that fits counts."""
+_DISTILBERT_HEAD = {
+    "cls.predictions.transform.dense": "vocab_transform",
+    "cls.predictions.transform.LayerNorm": "vocab_layer_norm",
+    "cls.predictions.decoder": "vocab_projector",
+}
+"""The same for the masked-language-model head."""
 
 
 def transfer(source: PreTrainedModel, layers: tuple[int, ...], architecture: str,
              seed: int) -> tuple[PreTrainedModel, str]:
     """A model of `architecture` whose layer i is layer `layers[i - 1]` of `source` (from 1), with its embeddings
-    and head; and a remark on the conversion, or "".
+    and head, if any; and a remark on the conversion, or "".
 
     From BERT to DistilBERT the vector of segment 0 is added to the position embeddings, so that single texts are
-    embedded as before. The head is new then (`seed`), since the two families compute it differently.
+    embedded as before. The head of a classifier is new then (`seed`), since the two families compute it differently.
 
     Raises:
         UserError: the families' parameters do not correspond.
     """
     own = source.config.model_type
-    target = _empty(converted(source.config, layers, architecture))
+    target = _empty(converted(source.config, layers, architecture), auto_of(source))
+    stem = "" if source.base_model is source else f"{source.base_model_prefix}."
+    head = {name: value for name, value in source.state_dict().items() if not name.startswith(stem)}
     if _are_alike(own, architecture):
         weights, remark = _beginning(source, layers, _encoder(source, layers))
         target.base_model.load_state_dict(weights)
-        prefix = source.base_model_prefix + "."
-        head = {name: value for name, value in source.state_dict().items() if not name.startswith(prefix)}
         target.load_state_dict(head, strict=False)  # the encoder, copied above, counts as missing here
         return target.eval(), remark if own == architecture else f"converted from {own} to {architecture}"
     target.base_model.load_state_dict(_distilbert_weights(_encoder(source, layers)))
-    draw_new(target, seed, head=True, pooler=False)
-    return target.eval(), f"converted from bert to distilbert: segment 0 added to the positions, new head (seed {seed})"
+    remark = "converted from bert to distilbert: segment 0 added to the positions"
+    if "classifier.weight" in head:
+        draw_new(target, seed, head=True, pooler=False)
+        return target.eval(), f"{remark}, new head (seed {seed})"
+    target.load_state_dict(_renamed(head, _DISTILBERT_HEAD), strict=False)  # as above
+    return target.eval(), remark
 
 
 def converted(config: PretrainedConfig, layers: tuple[int, ...], architecture: str) -> PretrainedConfig:
@@ -76,14 +86,21 @@ def converted(config: PretrainedConfig, layers: tuple[int, ...], architecture: s
                     "correspond; possible: the same family, bert to distilbert, roberta to or from xlm-roberta")
 
 
+def embeddings(source: PreTrainedModel, architecture: str) -> dict[str, Tensor]:
+    """The weights of `source`'s embeddings under the names of a bare model of `architecture`, which `converted`
+    accepts."""
+    own = {name: value for name, value in _encoder(source, ()).items() if name.startswith("embeddings.")}
+    return own if _are_alike(source.config.model_type, architecture) else _distilbert_weights(own)
+
+
 def _are_alike(own: str, architecture: str) -> bool:
     return own == architecture or {own, architecture} <= _ALIKE
 
 
-def _empty(config: PretrainedConfig) -> PreTrainedModel:
+def _empty(config: PretrainedConfig, auto: Auto) -> PreTrainedModel:
     """A model to fill; what its construction draws is all replaced, so the caller's random state is kept."""
     with torch.random.fork_rng(devices=[]):
-        return AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+        return auto.from_config(config, dtype=torch.float32)
 
 
 def _shorter(config: PretrainedConfig, layers: tuple[int, ...], architecture: str) -> PretrainedConfig:
@@ -163,6 +180,13 @@ def _distilbert_weights(bert: dict[str, Tensor]) -> dict[str, Tensor]:
             continue
         if name == "embeddings.position_embeddings.weight":
             value = value + bert["embeddings.token_type_embeddings.weight"][0]
-        old, new = next(((old, new) for old, new in _DISTILBERT_NAMES.items() if f".{old}." in name), ("", ""))
-        result[name.replace("encoder.layer.", "transformer.layer.").replace(old, new) if old else name] = value
+        result[name.replace("encoder.layer.", "transformer.layer.")] = value
+    return _renamed(result, _DISTILBERT_NAMES)
+
+
+def _renamed(weights: dict[str, Tensor], names: dict[str, str]) -> dict[str, Tensor]:
+    result = {}
+    for name, value in weights.items():
+        old, new = next(((old, new) for old, new in names.items() if f".{old}." in f".{name}"), ("", ""))
+        result[name.replace(old, new) if old else name] = value
     return result
