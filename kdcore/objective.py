@@ -197,7 +197,8 @@ class Phase:
     """One step of a multi-step method; phases run one after another on the same student.
 
     `epochs`, `learning_rate`, `schedule` and `keep` replace those of the training settings where given;
-    `keep="last"` also switches early stopping off, for phases whose loss says nothing of the metric.
+    `keep="last"` also switches early stopping off, for phases whose loss says nothing of the metric. `share`, in place
+    of `epochs`, is a part of the training's length in epochs or steps, for phases that divide it among them.
     Optimiser and schedule start anew in each phase. An objective may serve in several phases and keeps
     its state between them.
     """
@@ -208,6 +209,7 @@ class Phase:
     learning_rate: float | None = None
     schedule: Literal["linear", "constant"] | None = None
     keep: Literal["best", "last"] | None = None
+    share: float | None = None
     layer_rates: tuple[float, ...] | None = None
     """Factors of the student's learning rate: of its embeddings, then of layers 1..m; 0 freezes. What is neither, heads
     and the objective itself, keeps the full rate. None is 1 for all."""

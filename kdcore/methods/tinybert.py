@@ -62,8 +62,8 @@ class Prediction(Objective):
 def phases(config: Config, setting: Setting) -> tuple[Phase, ...]:
     """`intermediate` and `prediction`; raises UserError when depths, widths or head counts do not fit together."""
     return (
-        Phase("intermediate", Intermediate(config, setting), config.intermediate_epochs,
-              config.intermediate_learning_rate, schedule="constant", keep="last"),
-        Phase("prediction", Prediction(config, setting.regression), config.prediction_epochs,
-              config.prediction_learning_rate),
+        Phase("intermediate", Intermediate(config, setting), epochs=config.intermediate_epochs,
+              learning_rate=config.intermediate_learning_rate, schedule="constant", keep="last"),
+        Phase("prediction", Prediction(config, setting.regression), epochs=config.prediction_epochs,
+              learning_rate=config.prediction_learning_rate),
     )

@@ -23,6 +23,7 @@ from kdcore.training.display import Display
 from kdcore.training.distiller import Distiller
 from kdcore.training.interruption import Interruption
 from kdcore.training.journal import Journal
+from kdcore.training.optimiser import freezing
 from kdcore.training.precision import device, resolve
 from kdcore.training.record import Record
 from kdcore.training.surroundings import FeatureSource, Surroundings
@@ -92,8 +93,9 @@ def train(student: PreTrainedModel, phases: Sequence[Phase], data: Data, setting
                 evaluates = development is not None and (phase.keep != "last" or number == len(phases) - 1)
                 wanted = effective(settings, phase)
                 trainer = DistillationTrainer(distiller, phase.name, wanted, seed + 10_000 * number, folder, around,
-                                              evaluates)
-                with compiled(student, phase.objective.needs.student) if wanted.compile else nullcontext():
+                                              evaluates, phase.layer_rates)
+                with (freezing(student, phase.layer_rates),
+                      compiled(student, phase.objective.needs.student) if wanted.compile else nullcontext()):
                     trainer.run(resumed)
             around.selected.restore(student)
     return TrainingResult(student.cpu().eval(), _result(around.record, phases, settings, seed, precision.name),
@@ -104,7 +106,12 @@ def effective(settings: Training, phase: Phase) -> Training:
     """The settings of a phase: those of the training, replaced where the phase says so."""
     own = {name: getattr(phase, name) for name in ("epochs", "learning_rate", "schedule", "keep")}
     given = {name: value for name, value in own.items() if value is not None}
-    return settings.model_copy(update=given | ({"steps": None} if "epochs" in given else {}))
+    if phase.epochs is not None:
+        given["steps"] = None
+    elif phase.share is not None:
+        given["epochs"] = phase.share * settings.epochs
+        given["steps"] = settings.steps and max(1, round(phase.share * settings.steps))
+    return settings.model_copy(update=given)
 
 
 def _weights(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -125,6 +132,7 @@ def _result(record: Record, phases: Sequence[Phase], settings: Training, seed: i
         selected = asdict(record.best)
     return {"seed": seed, "precision": precision,
             "phases": [{"name": phase.name} | effective(settings, phase).deciding()
+                       | ({} if phase.layer_rates is None else {"layer_rates": list(phase.layer_rates)})
                        for phase in phases],
             "selected": selected, "history": record.history, "skipped_steps": record.skipped,
             "warnings": record.warnings}

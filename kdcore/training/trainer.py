@@ -42,8 +42,8 @@ class DistillationTrainer(Trainer):
     """Trains a `Distiller` for one phase."""
 
     def __init__(self, distiller: Distiller, phase: str, settings: Training, seed: int, folder: Path,
-                 around: Surroundings, evaluates: bool = True) -> None:
-        """`settings` are those of the phase; checkpoints go to `folder`.
+                 around: Surroundings, evaluates: bool = True, layer_rates: tuple[float, ...] | None = None) -> None:
+        """`settings` and `layer_rates` are those of the phase; checkpoints go to `folder`.
 
         Without `evaluates` the selection split is not looked at, and nothing is selected.
 
@@ -64,6 +64,7 @@ class DistillationTrainer(Trainer):
         self.folder = folder
         self.around = around
         self.evaluates = evaluates
+        self.layer_rates = layer_rates
         self.steps_per_epoch = batches.steps
         self.epochs = arguments.max_steps / batches.steps if settings.steps else settings.epochs
         self.shares = Shares(batches, arguments.process_index, world)
@@ -123,7 +124,8 @@ class DistillationTrainer(Trainer):
         if self.optimizer is None:
             # A fused optimiser would hide from accelerate that the gradient scaler skipped a step.
             self.optimizer = torch.optim.AdamW(
-                parameter_groups(self.distiller, self.settings.weight_decay), lr=self.settings.learning_rate,
+                parameter_groups(self.distiller, self.settings.weight_decay, self.settings.learning_rate,
+                                 self.layer_rates),
                 betas=self.settings.betas, eps=self.settings.epsilon, fused=not self.args.fp16)
         return self.optimizer
 
