@@ -21,6 +21,12 @@ from tests.training.problem import phases_of, settings, tiny_student
 
 FP32 = Precision("fp32", "cpu")
 CPU = torch.device("cpu")
+STORES: dict[str, tuple[tuple[str, ...], str, float]] = {
+    "all": (("logits", "cls", "mean"), "float32", 1e-4),
+    "logits": (("logits",), "float32", 1e-4),
+    "half": (("logits", "cls", "mean"), "float16", 5e-3),
+}
+"""Kinds and type of what is stored, and how near to a live teacher's the training must be."""
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +34,22 @@ def teacher_folder(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory)
     return save_tiny(tmp_path_factory.mktemp("teacher"), layers=4, labels=prepared.info.labels, seed=3)
 
 
-def _teacher(prepared: Prepared, folder: Path, kinds: tuple[str, ...], dtype: str, where: Path) -> Teacher:
-    live = Teacher(folder, prepared.info.labels, CPU, FP32)
-    if not kinds:
-        return live
-    plan = manifest(prepared, folder, StoredFeatures(kinds=kinds, dtype=dtype, precision="fp32"), "fp32")
-    build(where / "store", where / "building", plan, prepared.tokens("train", "teacher"),
-          lambda inputs: live.compute(inputs, frozenset(plan.keys)), 32, CPU, "toy")
-    return Teacher(folder, prepared.info.labels, CPU, FP32, FeatureStore.open(where / "store"))
+@pytest.fixture(scope="module")
+def stores(prepared: Prepared, teacher_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The three stores, by name."""
+    live = Teacher(teacher_folder, prepared.info.labels, CPU, FP32)
+    places = {}
+    for name, (kinds, dtype, _) in STORES.items():
+        place = tmp_path_factory.mktemp(name)
+        plan = manifest(prepared, teacher_folder, StoredFeatures(kinds=kinds, dtype=dtype, precision="fp32"), "fp32")
+        build(place / "store", place / "building", plan, prepared.tokens("train", "teacher"),
+              lambda inputs, keys=frozenset(plan.keys): live.compute(inputs, keys), 32, CPU, "toy")
+        places[name] = place / "store"
+    return places
+
+
+def _teacher(prepared: Prepared, folder: Path, store: Path | None = None) -> Teacher:
+    return Teacher(folder, prepared.info.labels, CPU, FP32, store and FeatureStore.open(store))
 
 
 def _train(method: str, prepared: Prepared, teacher: Teacher, folder: Path) -> TrainingResult:
@@ -44,26 +58,24 @@ def _train(method: str, prepared: Prepared, teacher: Teacher, folder: Path) -> T
 
 
 @pytest.mark.parametrize("method", methods.names())
-@pytest.mark.parametrize(("kinds", "dtype", "tolerance"), [
-    (("logits", "cls", "mean"), "float32", 1e-4), (("logits",), "float32", 1e-4),
-    (("logits", "cls", "mean"), "float16", 5e-3)])
-def test_the_same_training(method: str, kinds: tuple[str, ...], dtype: str, tolerance: float, prepared: Prepared,
-                           teacher_folder: Path, tmp_path: Path) -> None:
-    live = _train(method, prepared, _teacher(prepared, teacher_folder, (), dtype, tmp_path), tmp_path / "a")
-    stored = _train(method, prepared, _teacher(prepared, teacher_folder, kinds, dtype, tmp_path), tmp_path / "b")
-    for one, other in zip(live.record["history"], stored.record["history"], strict=True):
-        assert one["diagnostics"].keys() == other["diagnostics"].keys()
-        for name, value in one["parts"].items():
-            assert other["parts"][name] == pytest.approx(value, rel=tolerance, abs=tolerance / 10), name
-    theirs = stored.student.state_dict()
-    for name, value in live.student.state_dict().items():
-        torch.testing.assert_close(value, theirs[name], rtol=0, atol=2 * tolerance, msg=name)
+def test_the_same_training(method: str, prepared: Prepared, teacher_folder: Path, stores: dict[str, Path],
+                           tmp_path: Path) -> None:
+    live = _train(method, prepared, _teacher(prepared, teacher_folder), tmp_path / "live")
+    for store, (_, _, tolerance) in STORES.items():
+        stored = _train(method, prepared, _teacher(prepared, teacher_folder, stores[store]), tmp_path / store)
+        for one, other in zip(live.record["history"], stored.record["history"], strict=True):
+            assert one["diagnostics"].keys() == other["diagnostics"].keys()
+            for name, value in one["parts"].items():
+                assert other["parts"][name] == pytest.approx(value, rel=tolerance, abs=tolerance / 10), (store, name)
+        theirs = stored.student.state_dict()
+        for name, value in live.student.state_dict().items():
+            torch.testing.assert_close(value, theirs[name], rtol=0, atol=2 * tolerance, msg=f"{store}: {name}")
 
 
-def test_a_teacher_that_is_all_stored_is_not_loaded(prepared: Prepared, teacher_folder: Path, tmp_path: Path) -> None:
-    teacher = _teacher(prepared, teacher_folder, ("logits", "mean"), "float16", tmp_path)
-    stored = Teacher(teacher_folder, prepared.info.labels, CPU, FP32, teacher.store)
-    _train("rail_kd_l", prepared, stored, tmp_path / "a")
-    assert not stored.is_loaded
-    only_logits = _teacher(prepared, teacher_folder, ("logits",), "float16", tmp_path / "mixed")
+def test_a_teacher_that_is_all_stored_is_not_loaded(prepared: Prepared, teacher_folder: Path, stores: dict[str, Path],
+                                                    tmp_path: Path) -> None:
+    teacher = _teacher(prepared, teacher_folder, stores["half"])
+    _train("rail_kd_l", prepared, teacher, tmp_path)
+    assert not teacher.is_loaded
+    only_logits = _teacher(prepared, teacher_folder, stores["logits"])
     assert FeatureKey("mean", 1) not in only_logits.store.keys
