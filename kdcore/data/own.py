@@ -23,9 +23,13 @@ def check_declaration(name: str, data: config.Data) -> None:
 
     Raises:
         UserError: keys of own data beside a built-in dataset or the reverse, no training file, no way to select,
-            fewer than two or repeated labels, an empty score range, or metrics that do not fit.
+            augmentation beside files of answers, fewer than two or repeated labels, an empty score range, or metrics
+            that do not fit.
     """
     place = f"datasets.{name}.data"
+    if data.augment is not None and data.teacher_files is not None:
+        raise UserError(f"{place} has `augment` beside `teacher_files`, but files hold no answers to rows that "
+                        "augmentation makes; remove one of them, or name a model as pair.teacher")
     if data.files is None:
         _check_built_in(name, place, data)
         return

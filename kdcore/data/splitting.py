@@ -6,21 +6,26 @@ datasets made of the same texts (`movies`, `movies_rating`) are cut alike.
 
 import hashlib
 import zlib
+from collections.abc import Iterable
 
 import numpy as np
 import pyarrow as pa
 
 
+def key(texts: Iterable[str]) -> bytes:
+    """16 bytes that are equal for texts (one, or the two of a pair) that differ in case or white space only."""
+    return hashlib.sha256("\0".join(" ".join(text.casefold().split()) for text in texts).encode()).digest()[:16]
+
+
 def keys(table: pa.Table) -> list[bytes]:
-    """16 bytes per row that are equal for rows whose texts differ in case or white space only."""
+    """The `key` of each row."""
     columns = [table.column(name).to_pylist() for name in ("text", "text_pair") if name in table.column_names]
-    return [hashlib.sha256("\0".join(" ".join(text.casefold().split()) for text in texts).encode()).digest()[:16]
-            for texts in zip(*columns, strict=True)]
+    return [key(texts) for texts in zip(*columns, strict=True)]
 
 
 def shares(table: pa.Table, salt: str) -> np.ndarray:
     """A number in [0, 1) per row, uniform over texts and fixed by text and salt: float64 [n]."""
-    return np.array([int.from_bytes(hashlib.sha256(salt.encode() + key).digest()[:8]) / 2**64 for key in keys(table)])
+    return np.array([int.from_bytes(hashlib.sha256(salt.encode() + own).digest()[:8]) / 2**64 for own in keys(table)])
 
 
 def draw(rows: int, size: int, seed: int, purpose: str) -> np.ndarray:
