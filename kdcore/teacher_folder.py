@@ -22,7 +22,7 @@ from torch.nn import functional
 from kdcore.data.answers import FOLDER as ANSWERS
 from kdcore.errors import UserError
 from kdcore.features import LOGITS, FeatureKey
-from kdcore.models.loading import weights_fingerprint
+from kdcore.models.files import weights_fingerprint
 from kdcore.objective import Dims, Phase
 from kdcore.scratch import hash_files
 

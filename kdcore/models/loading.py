@@ -8,7 +8,6 @@ is otherwise new and seeded.
 import hashlib
 import json
 import logging
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +16,6 @@ from typing import Literal, cast
 
 import torch
 import transformers
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError
 from torch import nn
 from transformers import (
@@ -32,8 +29,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from kdcore import sources
 from kdcore.errors import UserError, did_you_mean
+from kdcore.models.files import MODEL_FILES, TOKENIZER_FILES, check_weights, config_file, first_line, local_folder
 from kdcore.models.labels import align, names_of, output_names, same_names
 from kdcore.models.reading import FAMILIES
 from kdcore.objective import Dims
@@ -43,10 +40,7 @@ logger = logging.getLogger(__name__)
 Auto = type[AutoModel] | type[AutoModelForMaskedLM] | type[AutoModelForSequenceClassification]
 """A bare encoder, or one with a head."""
 
-_FINGERPRINT = re.compile("[0-9a-f]{16}")
 _OFFSET_POSITIONS = ("roberta", "xlm-roberta", "mpnet")
-_TOKENIZER_FILES = ["config.json", "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "*.model"]
-_MODEL_FILES = [*_TOKENIZER_FILES, "model.safetensors", "model.safetensors.index.json", "model-*.safetensors"]
 
 
 def load_tokenizer(source: str, revision: str | None = None) -> PreTrainedTokenizerBase:
@@ -55,7 +49,7 @@ def load_tokenizer(source: str, revision: str | None = None) -> PreTrainedTokeni
     Raises:
         UserError: the source does not exist or holds no tokenizer that can be read.
     """
-    folder = _folder(source, revision, _TOKENIZER_FILES)
+    folder = local_folder(source, revision, TOKENIZER_FILES)
     try:
         with quiet():
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -64,7 +58,7 @@ def load_tokenizer(source: str, revision: str | None = None) -> PreTrainedTokeni
             raise UserError(f"the tokenizer of {source} is in {sentencepiece[0].name} only, which takes the Python "
                             "package sentencepiece to read; install it, or add the tokenizer.json that save_pretrained "
                             "of its tokenizer writes") from None
-        raise UserError(f"{source} holds no tokenizer that can be read ({_first_line(error)}); "
+        raise UserError(f"{source} holds no tokenizer that can be read ({first_line(error)}); "
                         "expected tokenizer.json and tokenizer_config.json") from None
     if len(tokenizer) <= len(tokenizer.all_special_tokens):  # transformers makes up an empty one where files lack
         raise UserError(f"{source} holds no tokenizer; expected tokenizer.json and tokenizer_config.json")
@@ -117,7 +111,7 @@ def load_config(source: str, revision: str | None = None) -> PretrainedConfig:
     Raises:
         UserError: no such source, no or broken config.json, or a family that is not known here.
     """
-    return _read_config(_folder(source, revision, _TOKENIZER_FILES), source)
+    return _read_config(local_folder(source, revision, TOKENIZER_FILES), source)
 
 
 def load_classifier(source: str, revision: str | None, labels: tuple[str, ...] | None, seed: int) -> PreTrainedModel:
@@ -136,7 +130,7 @@ def load_classifier(source: str, revision: str | None, labels: tuple[str, ...] |
 def load_described(source: str, revision: str | None, labels: tuple[str, ...] | None,
                    seed: int) -> tuple[PreTrainedModel, str]:
     """As `load_classifier`, with a few words on where pooler and head come from, for the record."""
-    folder = _folder(source, revision, _MODEL_FILES)
+    folder = local_folder(source, revision, MODEL_FILES)
     config = _read_config(folder, source)
     keep_head = has_classes(config, labels)
     order = align(names_of(config), labels, source) if keep_head else ()
@@ -178,7 +172,7 @@ def load_encoder(source: str, revision: str | None = None, seed: int = 0) -> Pre
     Raises:
         UserError: no such source, no safetensors, unknown family, or weights that are not this family's.
     """
-    folder = _folder(source, revision, _MODEL_FILES)
+    folder = local_folder(source, revision, MODEL_FILES)
     model, missing = _read_weights(folder, _read_config(folder, source), source, AutoModel)
     draw_new(model, seed, head=False, pooler=any(_part(model, key) == "pooler" for key in missing))
     return model.eval()
@@ -193,7 +187,7 @@ def load_masked_lm(source: str, revision: str | None = None, new_head: int | Non
     Raises:
         UserError: as `load_encoder`, or the checkpoint has no such head and none is to be drawn.
     """
-    folder = _folder(source, revision, _MODEL_FILES)
+    folder = local_folder(source, revision, MODEL_FILES)
     model, missing = _read_weights(folder, _read_config(folder, source), source, AutoModelForMaskedLM)
     if missing and new_head is not None:
         draw_new(model, new_head, head=True, pooler=True)
@@ -202,27 +196,6 @@ def load_masked_lm(source: str, revision: str | None = None, new_head: int | Non
                         "the method `mlm` of a general study, with layers of this model as the student, and name that "
                         "student here")
     return model.eval()
-
-
-def source_fingerprint(source: str, revision: str | None = None) -> str:
-    """`weights_fingerprint` of a source, which is fetched first where it is no local folder."""
-    return weights_fingerprint(_folder(source, revision, _MODEL_FILES))
-
-
-def weights_fingerprint(folder: Path) -> str:
-    """Sixteen hex digits of the configuration and weights of a local model folder.
-
-    Raises:
-        UserError: the folder holds no config.json or no safetensors.
-    """
-    _read_config(folder, str(folder))
-    _check_weights(folder, str(folder))
-    digest = hashlib.sha256()
-    for path in (folder / "config.json", *sorted(folder.glob("*.safetensors"))):
-        digest.update(path.name.encode() + b"\0")
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()[:16]
 
 
 def auto_of(model: PreTrainedModel) -> Auto:
@@ -286,42 +259,12 @@ def quiet() -> Iterator[None]:
             log.enable_progress_bar()
 
 
-def _folder(source: str, revision: str | None, files: list[str]) -> Path:
-    """Where the files of a source lie; hub files are fetched into the hub's cache first, with its progress bars.
-
-    The revision of a local folder is its `weights_fingerprint`, which is checked. Where a folder stands in for a hub id
-    the revision may be one of the hub, which says nothing of the folder.
-    """
-    location = sources.locate(source)
-    if location.is_local:
-        folder = Path(location.place)
-        if revision is not None and (_FINGERPRINT.fullmatch(revision) or not sources.HUB_ID.fullmatch(source)):
-            _check_fingerprint(folder, source, revision)
-        return folder
-    try:
-        return Path(snapshot_download(location.place, revision=revision, allow_patterns=files))
-    except HFValidationError:
-        raise UserError(f"{source} is neither a folder nor a model id of the form owner/name") from None
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        raise UserError(f"{source} cannot be fetched from the hub ({_first_line(error)}); check the name and the "
-                        "network, or name a local folder") from None
-
-
-def _check_fingerprint(folder: Path, source: str, revision: str) -> None:
-    found = weights_fingerprint(folder)
-    if found != revision:
-        raise UserError(f"{source} holds the weights {found}, but its revision says {revision}; set `revision: {found}` "
-                        "if these weights are meant, else bring the folder back to what it was")
-
-
 def _read_config(folder: Path, source: str) -> PretrainedConfig:
-    path = folder / "config.json"
-    if not path.is_file():
-        raise UserError(f"{source} holds no config.json; expected a transformers model folder")
+    path = config_file(folder, source)
     try:
         family = json.loads(path.read_text(encoding="utf-8")).get("model_type")
     except (ValueError, AttributeError) as error:
-        raise UserError(f"config.json of {source} is not a JSON mapping ({_first_line(error)}); "
+        raise UserError(f"config.json of {source} is not a JSON mapping ({first_line(error)}); "
                         "fetch the file again") from None
     if family not in FAMILIES:
         raise UserError(f"{source} is of family {family!r}, which is not known here; "
@@ -329,32 +272,22 @@ def _read_config(folder: Path, source: str) -> PretrainedConfig:
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # the configuration classes raise errors of several libraries for wrong values
-        raise UserError(f"config.json of {source} cannot be used: {_first_line(error)}") from None
+        raise UserError(f"config.json of {source} cannot be used: {first_line(error)}") from None
 
 
 def _read_weights(folder: Path, config: PretrainedConfig, source: str,
                   auto: Auto = AutoModelForSequenceClassification) -> tuple[PreTrainedModel, set[str]]:
     """The model with what the checkpoint has, and the names of what it lacks: head and pooler at most."""
-    _check_weights(folder, source)
+    check_weights(folder, source)
     try:
         with quiet(), torch.random.fork_rng(devices=[]):
             model, found = auto.from_pretrained(
                 folder, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=False,
                 ignore_mismatched_sizes=True, output_loading_info=True)
     except (OSError, ValueError, SafetensorError) as error:
-        raise UserError(f"the weights of {source} cannot be read: {_first_line(error)}") from None
+        raise UserError(f"the weights of {source} cannot be read: {first_line(error)}") from None
     _check_encoder(model, found, source)
     return model, set(found["missing_keys"]) | {key for key, *_ in found["mismatched_keys"]}
-
-
-def _check_weights(folder: Path, source: str) -> None:
-    if (folder / "model.safetensors").is_file() or (folder / "model.safetensors.index.json").is_file():
-        return
-    pickled = sorted(path.name for path in folder.glob("*.bin"))
-    if pickled:
-        raise UserError(f"{source} has its weights in {pickled[0]} only; unpickling runs code, so only safetensors are "
-                        "read: save the model again with save_pretrained")
-    raise UserError(f"{source} holds no model.safetensors; expected a transformers model folder with weights")
 
 
 def _check_encoder(model: PreTrainedModel, found: dict, source: str) -> None:
@@ -395,7 +328,3 @@ def _reorder_outputs(model: PreTrainedModel, order: tuple[int, ...]) -> None:
     with torch.no_grad():
         last.weight.copy_(last.weight[list(order)])
         last.bias.copy_(last.bias[list(order)])
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

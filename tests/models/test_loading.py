@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, DebertaV2Tokenizer
 
 from kdcore.errors import UserError
-from kdcore.models import loading
+from kdcore.models import files, loading
 from tests.tiny import FAMILIES, POSITIONS, WORDS, save_tiny, tiny_config, tiny_inputs, tiny_model, tiny_tokenizer
 
 NLI = ("entailment", "neutral", "contradiction")
@@ -247,18 +247,18 @@ class TestRevisionOfAFolder:
         return save_tiny(tmp_path / "student", labels=NLI, seed=6)
 
     def test_the_right_one(self, folder):
-        own = loading.weights_fingerprint(folder)
+        own = files.weights_fingerprint(folder)
         assert loading.load_classifier(str(folder), own, NLI, seed=0).config.num_hidden_layers == 2
         assert loading.load_config(str(folder), own).num_hidden_layers == 2
         assert len(loading.load_tokenizer(str(folder), own)) == len(tiny_tokenizer("bert"))
-        assert loading.source_fingerprint(str(folder), own) == own
+        assert files.source_fingerprint(str(folder), own) == own
 
     @pytest.mark.parametrize("load", [loading.load_config, loading.load_tokenizer, loading.load_encoder,
-                                      loading.source_fingerprint])
+                                      files.source_fingerprint])
     def test_another_one_is_one_line_with_both_and_the_remedy(self, folder, load):
-        before = loading.weights_fingerprint(folder)
+        before = files.weights_fingerprint(folder)
         edit_config(folder, layer_norm_eps=1e-3)
-        own = loading.weights_fingerprint(folder)
+        own = files.weights_fingerprint(folder)
         with pytest.raises(UserError) as caught:
             load(str(folder), before)
         assert str(caught.value).startswith(f"{folder} holds the weights {own}, but its revision says {before}; set "
@@ -271,7 +271,7 @@ class TestRevisionOfAFolder:
 
     def test_relative_to_the_study(self, folder, monkeypatch):
         monkeypatch.chdir(folder.parent)
-        own = loading.weights_fingerprint(folder)
+        own = files.weights_fingerprint(folder)
         assert loading.load_config("./student", own).num_hidden_layers == 2
         with pytest.raises(UserError, match=r"\./student holds the weights"):
             loading.load_config("./student", "0" * 16)
@@ -279,7 +279,7 @@ class TestRevisionOfAFolder:
     def test_a_folder_in_place_of_a_hub_id(self, folder, monkeypatch):
         """A revision of the hub says nothing of the folder; a fingerprint does."""
         monkeypatch.setenv("KDFLOW_SOURCES", f"general/tiny={folder}")
-        for revision in ("main", "0" * 40, loading.weights_fingerprint(folder)):
+        for revision in ("main", "0" * 40, files.weights_fingerprint(folder)):
             assert loading.load_config("general/tiny", revision).num_hidden_layers == 2
         with pytest.raises(UserError, match="general/tiny holds the weights"):
             loading.load_config("general/tiny", "0" * 16)
@@ -287,11 +287,11 @@ class TestRevisionOfAFolder:
 
 class TestFineTuned:
     def test_fingerprint_follows_weights_and_configuration(self, tmp_path):
-        prints = [loading.weights_fingerprint(save_tiny(tmp_path / str(seed), seed=seed)) for seed in (1, 2)]
+        prints = [files.weights_fingerprint(save_tiny(tmp_path / str(seed), seed=seed)) for seed in (1, 2)]
         shutil.copytree(tmp_path / "1", tmp_path / "copy")
-        assert loading.weights_fingerprint(tmp_path / "copy") == prints[0] != prints[1]
+        assert files.weights_fingerprint(tmp_path / "copy") == prints[0] != prints[1]
         edit_config(tmp_path / "copy", layer_norm_eps=1e-3)
-        assert loading.weights_fingerprint(tmp_path / "copy") != prints[0]
+        assert files.weights_fingerprint(tmp_path / "copy") != prints[0]
 
     def test_columns_are_in_the_datasets_order(self, tmp_path):
         save_tiny(tmp_path, labels=("neutral", "contradiction", "entailment"), seed=1)

@@ -5,7 +5,8 @@ import torch
 
 from kdcore.layout import ROOT
 from kdcore.models import random_encoders
-from kdcore.models.loading import load_described, load_tokenizer, usable_length, weights_fingerprint
+from kdcore.models.files import weights_fingerprint
+from kdcore.models.loading import load_described, load_tokenizer, usable_length
 
 
 @pytest.mark.parametrize("shape", random_encoders.SHAPES, ids=lambda shape: shape.name)
