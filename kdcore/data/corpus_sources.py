@@ -234,8 +234,8 @@ def _loading(location: Location, config: str | None, source: CorpusSource, what:
 
     with tempfile.TemporaryDirectory(prefix="kdflow-datasets-") as cache:
         try:
-            yield datasets.load_dataset_builder(location.place, config, revision=source.revision,
-                                                cache_dir=cache if location.is_local else None)
+            yield (datasets.load_dataset_builder(location.place, config, cache_dir=cache) if location.is_local
+                   else datasets.load_dataset_builder(location.place, config, revision=source.revision))
         except (OSError, ValueError, RuntimeError, HTTPError, HfHubHTTPError, pa.ArrowInvalid,
                 datasets.exceptions.DatasetsError) as error:
             raise UserError(f"cannot read {what}: {' '.join(str(error).split())}; check the names and the network, or "

@@ -26,7 +26,7 @@ SHORTEST = 2
 SENTENCE_END = re.compile(r"""
     [.!?\u2026\u3002\uff01\uff1f]  # stands first, so that the search looks for these alone
     (?: (?<![.!?\u2026]) [\u3002\uff01\uff1f]* [\u300d\u300f\u201d\u2019\uff09]*  # Chinese and Japanese
-      | (?<!\b[A-Z].)(?<!\b(?:Mr|Ms|Dr|St|vs|Jr|Sr|No).)(?<!\b(?:Mrs|etc).)  # initials and titles end no sentence,
+      | (?<!\b[A-Z].)(?<!\b(?:Mr|Ms|Dr|St|vs|Jr|Sr).)(?<!\b(?:Mrs|etc).)  # initials and titles end no sentence,
         [.!?\u2026]* ["'\u201d\u2019\u00bb)\]]* (?=\s+[^\sa-z\u00df-\u00f6\u00f8-\u00ff])  # a small letter begins none
     )""", re.VERBOSE)
 

@@ -42,7 +42,7 @@ def run(settings: general_config.Corpus, source: str, revision: str | None, layo
     if not tokenizer.is_fast:
         raise UserError(f"the tokenizer of {source} is a Python one, too slow for a corpus; name a teacher with a "
                         "tokenizer.json")
-    vocabulary = _vocabulary(tokenizer)
+    vocabulary = vocabulary_of(tokenizer)
     origins = [find(layout.study, entry, f"corpus.sources[{place}]") for place, entry in enumerate(settings.sources)]
     cleaner = Cleaner(**settings.cleaning.model_dump())
     packer = Packer(tokenizer, settings.max_length, settings.packing, settings.pairs, settings.short_sequences,
@@ -66,7 +66,8 @@ def run(settings: general_config.Corpus, source: str, revision: str | None, layo
                    indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _vocabulary(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
+def vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
+    """What masking must know of a tokenizer."""
     unknown = tokenizer.unk_token_id
     if unknown in (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.sep_token_id,
                    tokenizer.cls_token_id):
