@@ -64,7 +64,7 @@ def test_folders_are_read_in_the_order_of_names(tmp_path: Path) -> None:
     for name, content in (("b.txt", "2"), ("a/z.txt", "1"), ("c.csv", "text\n3\n"), ("readme.md", "no")):
         put(elsewhere, name, content)
     inside = found(tmp_path, files=[str(elsewhere / "data")])
-    assert [row for row in inside.rows()] == [["1"], ["2"], ["3"]]
+    assert list(inside.rows()) == [["1"], ["2"], ["3"]]
     put(tmp_path, "x/only.txt", "0")
     assert texts(tmp_path, files=["data/x", str(elsewhere / "data" / "b.txt")]) == [["0"], ["2"]]
 
@@ -178,5 +178,5 @@ def test_a_damaged_file_of_a_local_set(tmp_path: Path, layout: Path) -> None:
 
 
 def test_the_hub_cannot_be_reached(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot read owner/nothing .*check the names and the network"):
+    with pytest.raises(UserError, match=r"cannot read owner/nothing .*check the names and the network"):
         texts(tmp_path, source="owner/nothing")

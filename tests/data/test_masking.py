@@ -55,7 +55,7 @@ def test_positions_and_targets(corpus: Corpus) -> None:
         places = what.positions[row, :count]
         assert places.tolist() == sorted(set(places.tolist())), "in order, none twice"
         assert torch.equal(what.targets[row, :count], before[row, places])
-        assert 1 <= places.min()
+        assert places.min() >= 1
         assert places.max() < corpus.lengths[rows[row]] - 1, "neither special tokens nor padding"
         untouched = torch.ones(before.shape[1], dtype=torch.bool)
         untouched[places] = False
