@@ -199,3 +199,14 @@ def test_the_rail_studies_map_layers_as_the_paper_does(name):
         assert {key.layer for key in needs.student if key != LOGITS} == taught, method
         assert {key.layer for key in needs.teacher if key != LOGITS} == teaching, method
     assert len(objective("rail_kd_l").needs_at(Progress(0, 0, 10)).teacher - {LOGITS}) == 5
+
+
+def test_the_studies_of_500_labels_differ_in_the_rows_without_labels_alone():
+    with_text, alone = (strict.read_yaml(ROOT / "studies" / name / "params.yaml")
+                        for name in ("sst2-unlabelled", "sst2-500"))
+    assert with_text["datasets"]["sst2"]["data"].pop("unlabelled") == 5000
+    assert with_text == alone
+    settings = config.load(ROOT / "studies/sst2-500/params.yaml")
+    assert len(settings.study.seeds) == 3
+    assert settings.student_training("sst2").keep == "last"
+    assert settings.student_training("sst2").steps == 4 * 172, "four passes over 5,500 rows in batches of 32"
