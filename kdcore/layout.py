@@ -47,6 +47,15 @@ class Layout:
         return self.study / "artifacts" / "corpus"
 
     @property
+    def general_teacher(self) -> Path:
+        """Of a general study, among its students: each can teach the others."""
+        return self.study / "artifacts" / "general" / "teacher"
+
+    def general_student(self, name: str) -> Path:
+        """A plain transformers model folder."""
+        return self.study / "artifacts" / "general" / name
+
+    @property
     def report(self) -> Path:
         return self.study / "results" / "report"
 
@@ -62,7 +71,8 @@ class Layout:
 
     @property
     def kept(self) -> Path:
-        """Finished members of averaged teachers, by all that they depend on; no out of DVC, safe to delete."""
+        """Finished members of averaged teachers and candidates of augmentation, by all that they depend on; no out of
+        DVC, safe to delete."""
         return self.study / ".kdflow" / "kept"
 
     @property

@@ -128,8 +128,8 @@ def test_python_of_the_readme_names_an_exported_student():
 def test_the_settings_guide_names_every_key():
     text = (ROOT / "docs" / "params.md").read_text(encoding="utf-8")
     models = [config.Selection, config.TeacherModel, config.Member, config.StudentModel, config.Pair, config.Training,
-              config.Data, config.Files, config.OutOfDomain, config.StoredFeatures, config.TeacherGate,
-              config.Evaluation, config.Study]
+              config.Data, config.Files, config.Augmentation, config.OutOfDomain, config.StoredFeatures,
+              config.TeacherGate, config.Evaluation, config.Study]
     for model in models:
         for name in model.model_fields:
             said = re.search(rf"[`.]{name}\b|^{name}:|^## .*\b{name}\b", text, re.MULTILINE)

@@ -100,6 +100,8 @@ def _setting(results: DatasetResults) -> str:
         rows = (f"{train.labelled:,} training rows with labels and {train.unlabelled:,} without "
                 f"({train.unlabelled / train.rows:.0%}), which methods without a teacher leave out")
     said = [f"{rows}, {what}; at most {info.max_length} tokens. {selection(results)}."]
+    if train.note:
+        said.append(f"Training rows: {train.note}.")
     if TEACHER in results.systems:
         said.append(f"Teacher: {_training(results.systems[TEACHER].runs[TEACHER]['training'])}.")
     students = [system for name, system in results.systems.items() if name != TEACHER]

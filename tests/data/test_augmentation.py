@@ -288,6 +288,19 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path: Path, teacher: Path, l
     assert {path: path.stat().st_mtime_ns for path in before} == before, "what was finished is not computed again"
 
 
+def test_the_settings_guide(repository: Path) -> None:
+    """Its table has every key, with the default of the code."""
+    page = (repository / "docs" / "params.md").read_text(encoding="utf-8")
+    section = page.split("### Augmented rows\n")[1].split("\n## ")[0]
+    table = {key: default for keys, default in re.findall(r"^\| (`.+?`) \| (.*?) ?\|", section, flags=re.M)
+             for key in re.findall(r"`(\w+)`", keys)}
+    assert table.keys() == config.Augmentation.model_fields.keys()
+    written = {"None": "none", "False": "false"}
+    for name, field in config.Augmentation.model_fields.items():
+        if name not in ("model", "revision", "variants", "rows"):
+            assert table[name].strip("`") == written.get(str(field.default), str(field.default)), name
+
+
 def test_draws_by_dataset() -> None:
     assert {DRAWS[name] for name in ("cola", "mrpc", "rte", "stsb")} == {30}
     assert {DRAWS[name] for name in ("sst2", "qnli")} == {20}
