@@ -9,7 +9,6 @@ Layer 0 is the embeddings. Means are over the real tokens (pairs of real tokens)
 
 from typing import Literal
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -17,7 +16,7 @@ from kdcore.config import MethodConfig
 from kdcore.errors import UserError
 from kdcore.features import FeatureKey, Features
 from kdcore.mapping import Pairs, explicit, uniform
-from kdcore.objective import Batch, Loss, Needs, Objective, Progress, Setting
+from kdcore.objective import Batch, Loss, Needs, Objective, Progress, Setting, summed_over_layers
 from kdcore.projection import Projection, initialised_from
 from kdcore.token_losses import hidden_distance, per_pair, per_token, real_states, score_distance
 
@@ -43,39 +42,36 @@ class Intermediate(Objective):
         """Raises UserError when depths, widths or head counts do not fit what is to be compared."""
         super().__init__()
         self.masks_tokens = masks_tokens
-        self.pairs = {"hidden": _pairs(config.hidden, setting, lowest=0),
-                      "attention": _pairs(config.attention, setting, lowest=1)}
-        _refuse_misfits(self.pairs, config.projection, setting)
-        self.map_of = {layer: _map_of(layer, config.projection) for layer, _ in self.pairs["hidden"]}
+        self.hidden = _pairs(config.hidden, setting, lowest=0)
+        self.attention = _pairs(config.attention, setting, lowest=1)
+        _refuse_misfits(self.hidden, self.attention, config.projection, setting)
+        self.map_of = {layer: _map_of(layer, config.projection) for layer, _ in self.hidden}
         with initialised_from(setting.seed):
             self.maps = nn.ModuleDict({name: _map(config.projection, setting) for name in self.map_of.values()})
         self.needs = Needs(student=self._keys(side=0), teacher=self._keys(side=1))
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Loss:
-        mask = student.mask
-        if mask is None:
-            raise ValueError("token-level features came without a mask")
-        layers: dict[str, Float[Tensor, "b k"]] = {}
-        if pairs := self.pairs["hidden"]:
-            distances = [hidden_distance(self._projected(real_states(student[FeatureKey("hidden", ours)], mask), ours),
-                                         teacher[FeatureKey("hidden", theirs)], mask) for ours, theirs in pairs]
-            layers["hidden"] = per_token(torch.stack(distances, dim=1), mask, batch.step)
-        if pairs := self.pairs["attention"]:
-            distances = [score_distance(student[FeatureKey("scores", ours)], teacher[FeatureKey("scores", theirs)],
-                                        mask) for ours, theirs in pairs]
-            layers["attention"] = per_pair(torch.stack(distances, dim=1), mask, batch.step)
-        parts = {name: values.sum(dim=1) for name, values in layers.items()}
-        summands = {f"{name}/{layer}": value for name, values in layers.items()
-                    for (layer, _), value in zip(self.pairs[name], values.detach().mean(dim=0), strict=True)}
+        mask, step = student.token_mask, batch.step
+        layers: dict[str, dict[int, Tensor]] = {}
+        if self.hidden:
+            layers["hidden"] = {ours: per_token(self._gap(student, teacher, ours, theirs), mask, step)
+                                for ours, theirs in self.hidden}
+        if self.attention:
+            layers["attention"] = {
+                ours: per_pair(score_distance(student[FeatureKey("scores", ours)],
+                                              teacher[FeatureKey("scores", theirs)], mask), mask, step)
+                for ours, theirs in self.attention}
+        parts, summands = summed_over_layers(layers)
         return Loss(parts, dict.fromkeys(parts, 1.0), summands)
 
-    def _projected(self, states: Float[Tensor, "b t ours"], layer: int) -> Float[Tensor, "b t theirs"]:
-        projected: Tensor = self.maps[self.map_of[layer]](states)
-        return projected
+    def _gap(self, student: Features, teacher: Features, ours: int, theirs: int) -> Float[Tensor, " b"]:
+        states = real_states(student[FeatureKey("hidden", ours)], student.token_mask)
+        projected = self.maps[self.map_of[ours]](states)
+        return hidden_distance(projected, teacher[FeatureKey("hidden", theirs)], student.token_mask)
 
     def _keys(self, side: Literal[0, 1]) -> frozenset[FeatureKey]:
-        return frozenset({*(FeatureKey("hidden", pair[side]) for pair in self.pairs["hidden"]),
-                          *(FeatureKey("scores", pair[side]) for pair in self.pairs["attention"])})
+        return frozenset({*(FeatureKey("hidden", pair[side]) for pair in self.hidden),
+                          *(FeatureKey("scores", pair[side]) for pair in self.attention)})
 
 
 def _pairs(wanted: Literal["uniform"] | Pairs, setting: Setting, lowest: Literal[0, 1]) -> Pairs:
@@ -90,16 +86,16 @@ def _pairs(wanted: Literal["uniform"] | Pairs, setting: Setting, lowest: Literal
     return ((0, 0), *layers) if lowest == 0 else layers
 
 
-def _refuse_misfits(pairs: dict[str, Pairs], projection: Maps, setting: Setting) -> None:
+def _refuse_misfits(hidden: Pairs, attention: Pairs, projection: Maps, setting: Setting) -> None:
     student, teacher = setting.student, setting.teacher
-    if not any(pairs.values()):
+    if not hidden and not attention:
         raise UserError("hidden and attention both name no layers, so nothing is compared; give one of them pairs "
                         "[student layer, teacher layer], or leave it out for the uniform mapping")
-    if pairs["attention"] and student.heads != teacher.heads:
+    if attention and student.heads != teacher.heads:
         raise UserError(f"attention scores are compared head by head, but the teacher has {teacher.heads} heads and "
                         f"the student {student.heads}; use a student of {teacher.heads} heads, or compare token "
                         "states alone: `attention: []`")
-    if pairs["hidden"] and projection == "none" and student.width != teacher.width:
+    if hidden and projection == "none" and student.width != teacher.width:
         raise UserError(f"projection = none compares token states as they are, but the teacher has a width of "
                         f"{teacher.width} and the student of {student.width}; use projection: shared, "
                         "embeddings_apart or per_layer")

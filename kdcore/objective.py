@@ -127,6 +127,19 @@ class Loss:
         return torch.stack([self.weights[name] * part for name, part in self.parts.items()]).sum(dim=0)
 
 
+def summed_over_layers(
+    layers: Mapping[str, Mapping[int, Float[Tensor, " b"]]]
+) -> tuple[dict[str, Float[Tensor, " b"]], dict[str, Tensor]]:
+    """Parts that are sums over layers, and as diagnostics the mean of each summand, such as `hidden/3`.
+
+    `layers` holds the summands by part and layer.
+    """
+    parts = {name: torch.stack(list(values.values())).sum(dim=0) for name, values in layers.items()}
+    summands = {f"{name}/{layer}": value.detach().mean() for name, values in layers.items()
+                for layer, value in values.items()}
+    return parts, summands
+
+
 @dataclass(frozen=True)
 class Alarm:
     """A diagnostic that a person must hear of when it leaves its range; the trainer says `message` once a run."""

@@ -100,8 +100,8 @@ def test_what_the_released_code_computes(golden: Path) -> None:
 def test_layers_of_states_and_of_attention() -> None:
     """Twelve to six: states have embeddings, attention has none (lesson A2)."""
     objective = intermediate(DEEP)
-    assert objective.pairs["hidden"] == ((0, 0), (1, 2), (2, 4), (3, 6), (4, 8), (5, 10), (6, 12))
-    assert objective.pairs["attention"] == objective.pairs["hidden"][1:]
+    assert objective.hidden == ((0, 0), (1, 2), (2, 4), (3, 6), (4, 8), (5, 10), (6, 12))
+    assert objective.attention == objective.hidden[1:]
     even = (2, 4, 6, 8, 10, 12)
     assert objective.needs.teacher == {*layer_keys("hidden", (0, *even)), *layer_keys("scores", even)}
     assert objective.needs.student == {*layer_keys("hidden", range(7)), *layer_keys("scores", range(1, 7))}
@@ -121,7 +121,7 @@ def test_embeddings_alone() -> None:
 
 def test_pairs_of_ones_own() -> None:
     objective = intermediate(DEEP, hidden=[[2, 1], [0, 0]], attention=[[6, 12], [1, 12]])
-    assert objective.pairs == {"hidden": ((0, 0), (2, 1)), "attention": ((1, 12), (6, 12))}
+    assert (objective.hidden, objective.attention) == (((0, 0), (2, 1)), ((1, 12), (6, 12)))
     loss = loss_of(objective, (Toy(DEEP.student, 3, 1), Toy(DEEP.teacher, 3, 2)))
     assert set(loss.diagnostics) == {"hidden/0", "hidden/2", "attention/1", "attention/6"}
 

@@ -63,8 +63,9 @@ def read(model: PreTrainedModel, inputs: Mapping[str, Tensor], keys: frozenset[F
     the hidden width), layer l what transformer layer l hands on, as `output_hidden_states` reports it: with DeBERTa's
     convolution in layer 1 where there is one, with ModernBERT's final norm in its last layer. Query and key are what
     the attention multiplies: ModernBERT's after rotation by position, DeBERTa's of the contents (`scores` has its terms
-    of position as well). `masked_logits` alone run the masked-language-model head at the masked positions alone. `mean`
-    and `scores` are float32 whatever the model computes in; everything else has the dtype of the computation.
+    of position as well). `masked_logits` alone run the masked-language-model head at the masked positions alone, and
+    without any logits no head is run. `mean` and `scores` are float32 whatever the model computes in; everything else
+    has the dtype of the computation.
 
     Raises:
         UserError: what `check` refuses, or logits of a head that the model lacks.
@@ -81,7 +82,8 @@ def read(model: PreTrainedModel, inputs: Mapping[str, Tensor], keys: frozenset[F
             narrow = partial(_narrow_input, inputs["masked_positions"])
             hooks.append(_masked_head(model).register_forward_pre_hook(narrow))
         takes = accepts(model)
-        output = model(**{name: tensor for name, tensor in inputs.items() if name in takes})
+        run = model if any(key.kind.endswith("logits") for key in keys) else model.base_model
+        output = run(**{name: tensor for name, tensor in inputs.items() if name in takes})
     finally:
         for hook in hooks:
             hook.remove()

@@ -194,10 +194,21 @@ def test_only_logits_adds_no_hooks(monkeypatch):
     assert reading.read(model, inputs, frozenset({LOGITS})).logits.shape == (4, 2)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_head_runs_where_no_logits_are_asked_for(family):
+    """That of a language model costs as much as its layers."""
+    model, inputs = AutoModelForMaskedLM.from_config(tiny_config(family, layers=LAYERS)).eval(), tiny_inputs(family)
+    key = FeatureKey("hidden", LAYERS)
+    with torch.no_grad():
+        expected = reading.read(model, inputs, frozenset({key, MLM_LOGITS}))[key]
+        model.forward = None
+        torch.testing.assert_close(reading.read(model, inputs, frozenset({key}))[key], expected, rtol=0, atol=0)
+
+
 def test_hooks_go_to_the_layers_in_need_only_and_leave_after_a_failure():
     model, inputs = tiny_model("bert", layers=3), tiny_inputs("bert")
     hooked = []
-    model.classifier.register_forward_pre_hook(lambda module, args: hooked.append(
+    model.bert.pooler.register_forward_pre_hook(lambda module, args: hooked.append(
         [name for name, m in model.named_modules() if m._forward_hooks]))
     reading.read(model, inputs, frozenset({FeatureKey("mean", 2), FeatureKey("cls", 2)}))
     assert hooked == [["bert.encoder.layer.1"]]
