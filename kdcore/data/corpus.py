@@ -155,14 +155,13 @@ class Corpus:
             raise UserError(f"the corpus in {self.folder} was cut by tokenizer {own}, but {who} has tokenizer "
                             f"{fingerprint}; {REMEDY} with the teacher of now, or name a model of the same tokenizer")
 
-    def tokens(self, rows: Int[Tensor, " b"], multiple_of: int = 1) -> dict[str, Tensor]:
-        """Return any rows as int64 tensors [b, t], as `TokenTable.pad` does for rows of one file."""
+    def tokens(self, rows: Int[Tensor, " b"]) -> dict[str, Tensor]:
+        """Return any rows as int64 tensors [b, t], t the longest of them, as `TokenTable.pad` does for one file."""
         chosen = rows.numpy()
         lengths = self.lengths[chosen]
-        longest = -(-int(lengths.max()) // multiple_of) * multiple_of
-        columns = np.arange(longest)
+        columns = np.arange(lengths.max())
         real = columns < lengths[:, None]
-        ids = np.empty((len(chosen), longest), np.int64)
+        ids = np.empty(real.shape, np.int64)
         types = np.empty_like(ids)
         homes = np.searchsorted(self._starts, chosen, side="right") - 1
         for home in np.unique(homes):

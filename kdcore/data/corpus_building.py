@@ -10,7 +10,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -66,12 +66,12 @@ def build(place: Path, origins: Sequence[Origin], cleaner: Cleaner, packer: Pack
     chunks = _chunks(origins, packer.joins_texts, read)
     tokens = sum(part.shard.tokens for part in parts)
     with tqdm(desc="corpus", total=limits.max_tokens, initial=tokens, unit=" tokens", unit_scale=True) as bar:
-        for rows, chunk, used, cut_off in _shards((cleaner(chunk) for chunk in chunks), packer, limits, parts):
+        clean = (cleaner(chunk) for chunk in chunks)
+        for rows, chunk, used, cut_off in _shards(clean, packer, limits, parts, bar.update):
             name = f"rows-{len(parts):05d}"
             part = Part(_save(rows, folder / f"{name}.arrow", packer, vocabulary), chunk, used, cut_off)
             _write(place / f"{name}.json", json.dumps(asdict(part)))
             parts.append(part)
-            bar.update(part.shard.tokens)
     dropped = {**cleaner.dropped, "tokens_cut_off": packer.cut_off}
     if not parts:
         raise UserError(f"the corpus is empty: of {sum(read):,} documents in {', '.join(o.name for o in origins)} "
@@ -114,9 +114,12 @@ def _chunks(origins: Sequence[Origin], joined: bool, read: list[int]) -> Iterato
             yield chunk
 
 
-def _shards(chunks: Iterator[list[str]], packer: Packer, limits: Limits,
-            parts: Sequence[Part]) -> Iterator[tuple[Rows, int, int, int]]:
-    """The rows of each shard that is not in `parts`, and where the next one begins, as in `Part`."""
+def _shards(chunks: Iterator[list[str]], packer: Packer, limits: Limits, parts: Sequence[Part],
+            progress: Callable[[int], object]) -> Iterator[tuple[Rows, int, int, int]]:
+    """The rows of each shard that is not in `parts`, and where the next one begins, as in `Part`.
+
+    `progress` is called with the number of tokens packed since the last call.
+    """
     first, used, packer.cut_off = (parts[-1].chunk, parts[-1].used, parts[-1].cut_off) if parts else (0, 0, 0)
     left_rows = (limits.max_rows or sys.maxsize) - sum(part.shard.rows for part in parts)
     left_tokens = (limits.max_tokens or sys.maxsize) - sum(part.shard.tokens for part in parts)
@@ -133,7 +136,8 @@ def _shards(chunks: Iterator[list[str]], packer: Packer, limits: Limits,
         full = fitting < len(rows.lengths)
         rows = rows.cut(0, fitting)
         left_rows -= len(rows.lengths)
-        left_tokens -= int(rows.lengths.sum())
+        left_tokens -= len(rows.values)
+        progress(len(rows.values))
         while len(rows.lengths) >= missing:
             used += missing
             yield _together([*waiting, rows.cut(0, missing)]), number, used, cut_off

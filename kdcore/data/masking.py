@@ -112,21 +112,24 @@ class Masker:
         others = self._candidates[generator.integers(len(self._candidates), size=counts.sum())]
         others = others[_span(counts, start, stop)]
 
-        own, keys = ids[real], np.full(ids.shape, np.inf)
-        keys[real] = np.where(self._allowed[own], waits * self._patience[own], np.inf)
         counts = counts[start:stop]
-        chosen = np.arange(counts.max()) < counts[:, None]
-        positions = np.argsort(keys, axis=1)[:, :counts.max()]
-        positions = np.sort(np.where(chosen, positions, ids.shape[1]), axis=1)  # those to fill up with go to the end
-        rows, places = np.nonzero(chosen)[0], positions[chosen]
+        filled = np.arange(counts.max()) < counts[:, None]  # [b, p]
+        positions = np.sort(np.where(filled, self._first_to_come(ids, real, waits)[:, :counts.max()], ids.shape[1]))
+        rows, places = np.nonzero(filled)[0], positions[filled]
         before = ids[rows, places]
         after = ids.copy()
         after[rows, places] = np.where(fates < self._becomes_mask, self._mask_id,
                                        np.where(fates < self._changes, others, before))
         targets = np.full(positions.shape, -100, np.int64)
-        targets[chosen] = before
-        masked = Masked(torch.from_numpy(np.where(chosen, positions, 0)), torch.from_numpy(targets))
+        targets[filled] = before
+        masked = Masked(torch.from_numpy(np.where(filled, positions, 0)), torch.from_numpy(targets))
         return {**inputs, "input_ids": torch.from_numpy(after), "masked_positions": masked.positions}, masked
+
+    def _first_to_come(self, ids: np.ndarray, real: np.ndarray, waits: np.ndarray) -> np.ndarray:
+        """Places of each row [b, t] in the order in which they are drawn; those that never are come last."""
+        own, keys = ids[real], np.full(ids.shape, np.inf)
+        keys[real] = np.where(self._allowed[own], waits * self._patience[own], np.inf)
+        return np.argsort(keys, axis=1)
 
 
 def _span(counts: np.ndarray, start: int, stop: int) -> slice:

@@ -1,15 +1,18 @@
-"""Reading a corpus: rows across shards, its fingerprint, damage; and its rows as batches."""
+"""Reading a corpus: rows across shards, its fingerprint, damage; and what the guide says of its settings."""
 
 import json
+import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from ruamel.yaml import YAML
 
 from kdcore.data.corpus import INFO_FILE, Corpus, CorpusInfo
-from kdcore.data.corpus_examples import CorpusExamples
 from kdcore.errors import UserError
+from kdcore.general_config import Cleaning, CorpusSource, Masking
+from kdcore.general_config import Corpus as Settings
+from kdcore.strict import parse
 from tests.corpora import tiny_corpus
 from tests.tiny import tiny_texts, tiny_tokenizer
 
@@ -32,7 +35,6 @@ def test_any_rows_are_those_of_the_tokenizer(tmp_path: Path, family: str, shard_
         for name, value in batch.items():
             assert value.dtype == torch.int64
             assert torch.equal(value, expected[name][rows, :width])
-    assert corpus.tokens(torch.tensor([3]), multiple_of=8)["input_ids"].shape[1] % 8 == 0
 
 
 def test_fingerprint_is_of_rows_and_origin(tmp_path: Path) -> None:
@@ -77,19 +79,26 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_examples_are_batches_without_labels(tmp_path: Path) -> None:
-    corpus = tiny_corpus(tmp_path)
-    examples = CorpusExamples(corpus, multiple_of=8)
-    assert len(examples) == 40
-    assert np.array_equal(examples.lengths, corpus.lengths)
-    batch = examples.__getitems__([7, 30, 2])
-    assert batch["ids"].tolist() == [7, 30, 2]
-    assert batch["labels"].tolist() == [-1, -1, -1]
-    assert batch["teacher"] is batch["student"]
-    assert batch["student"]["input_ids"].shape[1] % 8 == 0
-
-
 def test_memory_mapped_rows_are_not_copied(tmp_path: Path) -> None:
     """Values stay in the files: opening a corpus holds lengths alone."""
     corpus = tiny_corpus(tmp_path)
     assert all(not shard.values.flags.owndata for shard in corpus._shards)
+
+
+def test_the_guide_names_every_key_and_its_default(repository: Path) -> None:
+    text = (repository / "docs" / "corpus.md").read_text(encoding="utf-8")
+    for model in (CorpusSource, Settings, Cleaning, Masking):
+        for name, field in model.model_fields.items():
+            said = re.search(rf"^\| `(?:cleaning\.)?{name}`[^|]*\| ([^|]*)\|", text, re.MULTILINE)
+            assert said, f"docs/corpus.md says nothing of {model.__name__}.{name}"
+            if isinstance(field.default, int | float | str):
+                assert said[1].strip().strip("`") == str(field.default).lower().replace("nfc", "NFC"), name
+
+
+def test_the_settings_of_the_guide_are_valid(repository: Path) -> None:
+    text = (repository / "docs" / "corpus.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert blocks
+    for block in blocks:
+        for section, content in YAML(typ="safe").load(block).items():
+            parse({"corpus": Settings, "masking": Masking}[section], content, "docs/corpus.md")
