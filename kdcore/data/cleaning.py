@@ -79,9 +79,8 @@ class Seen:
         return first
 
     def _add(self, run: np.ndarray) -> None:
-        # Arrays stay below a quarter of the capacity, so that never more than that is forgotten at once.
-        while self._runs and len(self._runs[-1]) <= 2 * len(run) and 4 * (len(self._runs[-1]) + len(run)) <= \
-                self._capacity:
+        largest = self._capacity // 4  # so that never more than a quarter is forgotten at once
+        while self._runs and len(self._runs[-1]) <= min(2 * len(run), largest - len(run)):
             run = np.sort(np.concatenate([self._runs.pop(), run]))
         self._runs.append(run)
         while sum(map(len, self._runs)) > self._capacity:

@@ -5,6 +5,7 @@ source is cached: a file that was replaced gives its new texts, and another fing
 """
 
 import csv
+import hashlib
 import json
 import os
 import tempfile
@@ -66,13 +67,17 @@ def _own(study: Path, source: CorpusSource, place: str) -> Origin:
 
 def _fingerprint(paths: Sequence[Path]) -> str:
     """Of the files' names and bytes in this order, wherever they lie."""
-    return scratch.key("", {"files": [scratch.hash_files([path], path.parent) for path in paths]})[1:]
+    return _digest([scratch.hash_files([path], path.parent) for path in paths])
+
+
+def _digest(parts: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def _files(study: Path, entry: str, setting: str) -> list[tuple[Path, str]]:
     """The files that an entry stands for, each with its name for messages."""
     inside = Path(os.path.normpath(entry))
-    if not inside.is_absolute() and inside.parts[0] != "data":
+    if not inside.is_absolute() and inside.parts[:1] != ("data",):
         raise UserError(f"{setting} has {entry!r}, which is not inside the study's data/ folder; put it there, so that "
                         "DVC sees when it changes, or give the absolute path of a folder that stays as it is")
     path = study / inside
@@ -221,7 +226,7 @@ def _hub(source: CorpusSource, place: str) -> Origin:
         raise UserError(f"{what} has no split {split!r} ({place}.split); {did_you_mean(split, files)}")
     next(rows(), None)
     names = sorted(map(str, files[split]))
-    fingerprint = _fingerprint(list(map(Path, names))) if location.is_local else scratch.key("", {"files": names})[1:]
+    fingerprint = _fingerprint(list(map(Path, names))) if location.is_local else _digest(names)
     return Origin(f"{what} {split}", fingerprint, rows)
 
 

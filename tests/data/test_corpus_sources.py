@@ -82,6 +82,7 @@ def test_fingerprint_is_of_names_and_bytes_wherever_they_lie(tmp_path: Path) -> 
     ({}, {"files": ["data/none.txt"]}, "'data/none.txt', which does not exist in"),
     ({}, {"files": ["other/a.txt"]}, "'other/a.txt', which is not inside the study's data/ folder"),
     ({}, {"files": ["../data/a.txt"]}, "not inside the study's data/ folder"),
+    ({}, {"files": [""]}, "not inside the study's data/ folder"),
     ({"x/readme.md": ""}, {"files": ["data/x"]}, "'data/x', a folder without files that end in .txt"),
     ({"a.pdf": ""}, {"files": ["data/a.pdf"]}, "ends in '.pdf'; expected one of"),
     ({"a.csv": "txt\nx\n"}, {"files": ["data/a.csv"]}, "data/a.csv has no column 'text' .*did you mean 'txt'"),
