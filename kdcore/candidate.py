@@ -5,7 +5,7 @@ another student, is refused before anything is written.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ class Candidate:
     hashes       DVC hashes of what it came from: student (all seeds), prepared, teacher, evaluation
     latency      as measured on this machine (`kdcore.evaluation.cost.latency`); None where it was not
     taught_by    who its teacher is where that is an average of models or files; empty for one model
+    origin       where its first weights came from, as `kdcore.origin` tells; empty where from its teacher
     """
 
     study: str
@@ -47,6 +48,7 @@ class Candidate:
     latency: dict[str, Any] | None
     settings: dict[str, Any]
     taught_by: str = ""
+    origin: dict[str, Any] = field(default_factory=dict)
 
     @property
     def stage(self) -> str:
@@ -78,7 +80,7 @@ def gather(study: config.Study, layout: Layout, dataset: str, method: str, seed:
     if f"seed-{seed}" not in scores:
         raise UserError(f"{layout.evaluation(dataset, method)} has no scores of seed {seed} (it has "
                         f"{', '.join(scores) or 'none'}); run `dvc repro evaluate@{dataset}-{method}`")
-    training = study.student_training(dataset).model_dump()
+    training, record = study.student_training(dataset).model_dump(), _record(folder)
     return Candidate(
         study=study_name(layout.study), dataset=dataset, method=method, seed=seed, folder=folder,
         evaluation=layout.evaluation(dataset, method), info=info, checkpoint=hash_folder(folder), hashes=hashes,
@@ -86,7 +88,8 @@ def gather(study: config.Study, layout: Layout, dataset: str, method: str, seed:
         teacher_scores=read_scores(layout, dataset, "teacher").get("teacher", {}), parameters=_parameters(folder),
         latency=_latency(layout, dataset, method),
         settings={"method": {"name": method} | study.method(method), "training": training,
-                  "pair": _pair(study.pair), "seed": seed}, taught_by=_taught_by(folder))
+                  "pair": _pair(study.pair), "seed": seed}, taught_by=record.get("taught_by", ""),
+        origin=record.get("origin", {}))
 
 
 def best(study: config.Study, layout: Layout, dataset: str) -> tuple[str, int, str]:
@@ -190,9 +193,9 @@ def _pair(pair: config.Pair) -> dict[str, Any]:
     return pair.model_dump(exclude={"teacher": average})
 
 
-def _taught_by(folder: Path) -> str:
+def _record(folder: Path) -> dict[str, Any]:
     path = folder / "training.json"
-    return str(json.loads(path.read_text(encoding="utf-8")).get("taught_by", "")) if path.is_file() else ""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def _parameters(folder: Path) -> int:

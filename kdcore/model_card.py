@@ -1,5 +1,7 @@
 """What a stranger reads on the registry page: what the model is, how good, how to use it, where it came from."""
 
+from typing import Any
+
 from kdcore.candidate import Candidate
 
 EXAMPLE = ("A charming film.", "The film is charming.")
@@ -56,6 +58,10 @@ def of_version(candidate: Candidate) -> str:
     summary = ", ".join(f"{split} {metric} {value:.3f}" for split, metric, value in scores)
     origin = [("code", str(code) if code.commit else "not under git"), ("checkpoint", candidate.checkpoint),
               *candidate.hashes.items()]
+    if candidate.origin:
+        origin.append(("first weights", candidate.origin["weights"]))
+    if "general" in candidate.origin:
+        origin += [(f"general {what}", candidate.origin["general"][what]) for what in ("teacher", "corpus")]
     again = [f"git checkout {code.commit}"] if code.commit else []
     again += [f"cd studies/{candidate.study}"] if candidate.study != "demo" else []
     again += ["dvc pull --run-cache   # where a remote is set up", f"dvc repro {candidate.stage}"]
@@ -70,6 +76,7 @@ def of_version(candidate: Candidate) -> str:
         "These are the numbers of this one model; the study's report has means over seeds.", "",
         f"**Cost:** {_count(candidate.parameters)} parameters; {_latency(candidate)}.", "",
         *([f"**Its teacher:** {candidate.taught_by}.", ""] if candidate.taught_by else []),
+        *([f"**It started as** {general}.", ""] if (general := _general(candidate.origin)) else []),
         "**Where it came from**", "",
         *_table(("what", "revision or DVC hash"), [(what, f"`{value}`") for what, value in origin]), "",
         "**Make it again**", "", "```", *again, "```" + dirty, ""])
@@ -101,6 +108,15 @@ def _role(candidate: Candidate, split: str) -> str:
 def _teacher(candidate: Candidate, split: str, metric: str) -> str:
     value = candidate.teacher_scores.get(split, {}).get(metric)
     return "" if value is None else f"{value:.4f}"
+
+
+def _general(origin: dict[str, Any]) -> str:
+    """What the first weights are where they are a general student's; else empty."""
+    if "general" not in origin:
+        return ""
+    general = origin["general"]
+    by = f" by way of {', '.join(general['assistants'])}" if general["assistants"] else ""
+    return f"the general student `{general['student']}` of the study `{general['study']}`, by {general['method']}{by}"
 
 
 def _latency(candidate: Candidate) -> str:

@@ -190,6 +190,10 @@ def _tags(candidate: Candidate) -> dict[str, str]:
             "kdflow.parameters": str(candidate.parameters), "kdflow.selected_on": candidate.info.select}
     if candidate.taught_by:
         tags["kdflow.teacher"] = candidate.taught_by
+    if candidate.origin:
+        tags["kdflow.first_weights"] = candidate.origin["weights"]
+    tags |= {f"kdflow.general.{name}": ", ".join(value) if isinstance(value, list) else value
+             for name, value in candidate.origin.get("general", {}).items() if value}
     if candidate.code.commit:
         tags["kdflow.revision"] = str(candidate.code)
     tags |= {f"dvc.{kind}": value for kind, value in candidate.hashes.items()}

@@ -99,6 +99,37 @@ def test_a_teacher_that_is_no_single_model_is_told(store: Store) -> None:
     assert "**Its teacher:** the average of the logits of 2 teachers: a, seed 1; b, seed 2." in version.description
 
 
+def test_where_the_first_weights_came_from_is_told(store: Store) -> None:
+    toy.write_study(store.layout)
+    general = {"study": "general-tiny", "student": "small", "assistants": ["middle"], "method": "minilm",
+               "teacher": "0123456789abcdef", "corpus": "fedcba9876543210"}
+    (store.layout.student("toy", "rail_kd_l") / "seed-1" / "training.json").write_text(
+        json.dumps({"origin": {"weights": "aaaabbbbccccdddd", "general": general}}))
+    toy.lock(store.layout)
+    registered = register(store)
+    version = tracking_store.connect().get_model_version(registered.name, registered.version)
+    assert version.tags["kdflow.first_weights"] == "aaaabbbbccccdddd"
+    assert {name: version.tags[f"kdflow.general.{name}"] for name in general} == general | {"assistants": "middle"}
+    page = version.description.replace("\N{NO-BREAK SPACE}", "")
+    assert ("**It started as** the general student `small` of the study `general-tiny`, by minilm by way of middle."
+            in page)
+    for row in ("| first weights | `aaaabbbbccccdddd` |", "| general teacher | `0123456789abcdef` |",
+                "| general corpus | `fedcba9876543210` |"):
+        assert row in page
+
+
+def test_first_weights_that_nobody_distilled_in_general_have_a_fingerprint(store: Store) -> None:
+    toy.write_study(store.layout)
+    (store.layout.student("toy", "rail_kd_l") / "seed-1" / "training.json").write_text(
+        '{"origin": {"weights": "aaaabbbbccccdddd"}}')
+    toy.lock(store.layout)
+    registered = register(store)
+    version = tracking_store.connect().get_model_version(registered.name, registered.version)
+    assert version.tags["kdflow.first_weights"] == "aaaabbbbccccdddd"
+    assert not [name for name in version.tags if name.startswith("kdflow.general")]
+    assert "It started as" not in version.description
+
+
 def test_the_loaded_model_gives_the_probabilities_of_the_raw_logits(store: Store) -> None:
     toy.write_study(store.layout)
     model = load(store, register(store).uri)

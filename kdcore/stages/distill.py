@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from kdcore import config, methods, scratch
+from kdcore import config, methods, origin, scratch
 from kdcore.data.prepared import Prepared
 from kdcore.errors import UserError
 from kdcore.export import RECORD, export
@@ -34,7 +34,7 @@ from kdcore.training.run import train
 
 CODE = ("training", "models", "objective.py", "features.py", "losses.py", "token_losses.py", "mapping.py",
         "selection.py", "knowledge.py", "composition.py", "intermediate.py", "projection.py", "negatives.py",
-        "memory_bank.py", "contrastive.py", "teacher.py", "teacher_folder.py", "store.py", "export.py",
+        "memory_bank.py", "contrastive.py", "origin.py", "teacher.py", "teacher_folder.py", "store.py", "export.py",
         "data/answers.py", "data/batching.py", "data/tokens.py", "evaluation/metrics.py", "evaluation/ood.py",
         "evaluation/predict.py", "stages/distill.py")
 """What decides what a student becomes, beside the method's own file: a checkpoint of other code is not resumed."""
@@ -96,6 +96,12 @@ class Work:
             return {}
         return {"taught_by": json.loads((self.teacher_folder / RECORD).read_text(encoding="utf-8"))["init"]}
 
+    @cached_property
+    def first_weights(self) -> dict[str, Any]:
+        """Where the weights come from that the student starts with; empty for those of the fine-tuned teacher."""
+        student = self.study.pair.student
+        return {} if student.source == FROM_TEACHER else origin.of_source(student.source, student.revision)
+
     @property
     def unlabelled(self) -> dict[str, float]:
         """For the student's record, how much of what it learned from has no label."""
@@ -128,7 +134,8 @@ class Work:
             "seed": seed, "training": settings.deciding(),
             "precision": resolve(settings.precision, device()).name,
             "method": {"name": self.method} | self.method_config.model_dump(mode="json"),
-            "student": self.study.pair.student.model_dump(mode="json"), "prepared": prepared.fingerprint,
+            "student": self.study.pair.student.model_dump(mode="json"), "origin": self.first_weights,
+            "prepared": prepared.fingerprint,
             "teacher": fingerprint(self.teacher_folder),
             "features": self.study.features.model_dump(mode="json"),
             "code": scratch.hash_code(*CODE, f"methods/{self.method}.py"), "libraries": scratch.library_versions()}
@@ -136,8 +143,8 @@ class Work:
     def train(self, seed: int, place: Path, out: Path | None) -> None:
         """Train a seed with checkpoints in `place`, and export it to `out` if given."""
         info, settings, pair = self.prepared.info, self.settings, self.study.pair
-        start, origin = self.first_model
-        student, init = build_student(pair.student, start, info.labels, seed, origin)
+        start, name = self.first_model
+        student, init = build_student(pair.student, start, info.labels, seed, name)
         phases = self.phases(dims(student), seed)
         identity = self.identity(seed)
         title = f"{self.dataset} {self.method} seed {seed}"
@@ -152,8 +159,9 @@ class Work:
                                       "method": identity["method"]} | self.described_teacher
             if info.splits[info.train].unlabelled and needs_of(phases):  # without a teacher nobody reads them
                 record["unlabelled"] = self.unlabelled
-            own = pair.student.source != FROM_TEACHER
-            tokenizer = (load_tokenizer(pair.student.source, pair.student.revision) if own
+            if self.first_weights:
+                record["origin"] = self.first_weights
+            tokenizer = (load_tokenizer(pair.student.source, pair.student.revision) if self.first_weights
                          else load_tokenizer(str(start.absolute())))
             export(result.student, tokenizer, record, out)
             tracked.artifact(journal)

@@ -20,11 +20,14 @@ from kdcore.evaluation.predict import predict
 from kdcore.features import FeatureKey
 from kdcore.layout import Layout
 from kdcore.lineage import hash_folder
+from kdcore.models.files import weights_fingerprint
 from kdcore.objective import Dims
 from kdcore.stages import distill, teacher
 from tests.import_graph import ROOT, closure, has_code
 from tests.stages.small_study import small_study, with_teacher
 from tests.test_dvc_yaml import NO_DEPENDENCY
+from tests.test_origin import GENERAL, RECORD
+from tests.tiny import save_tiny
 
 Ready = tuple[config.Study, Layout]
 
@@ -179,6 +182,39 @@ def test_identity_follows_teacher_and_data(tmp_path: Path) -> None:
         file.write(b"0")
     read = distill.Work(study, layout, "toy", "finetune").identity(1)["prepared"]
     assert len({before["prepared"], told, read}) == 3
+
+
+def with_general_student(folder: Path, layout: Layout, study: config.Study) -> config.Study:
+    """The study with students that start from two layers of a general student in `folder`, named by its fingerprint."""
+    save_tiny(folder, layers=4, labels=("no", "yes"), seed=8)
+    (folder / "training.json").write_text(json.dumps(RECORD))
+    student = config.StudentModel(source=str(folder), revision=weights_fingerprint(folder), layers="even", depth=2)
+    return study.model_copy(update={"pair": study.pair.model_copy(update={"student": student})})
+
+
+def test_a_student_that_starts_as_a_general_one_says_so(tmp_path: Path) -> None:
+    study, layout = small_study(tmp_path)
+    with_teacher(study, layout)
+    study = with_general_student(tmp_path / "general", layout, study)
+    distill.run(study, layout, "toy", "vanilla_kd")
+    record = json.loads((layout.student("toy", "vanilla_kd") / "seed-1" / "training.json").read_text())
+    assert record["origin"] == {"weights": weights_fingerprint(tmp_path / "general"), "general": GENERAL}
+    assert record["init"] == f"layers 2, 4 of {tmp_path / 'general'} (4 layers), new head (seed 1)"
+
+
+def test_another_general_student_is_never_resumed_into(tmp_path: Path) -> None:
+    """Neither unnoticed nor, with a revision, at all."""
+    study, layout = small_study(tmp_path)
+    with_teacher(study, layout)
+    named = with_general_student(tmp_path / "general", layout, study)
+    student = named.pair.student.model_copy(update={"revision": None})
+    free = named.model_copy(update={"pair": named.pair.model_copy(update={"student": student})})
+    before = distill.Work(free, layout, "toy", "vanilla_kd").identity(1)
+    save_tiny(tmp_path / "general", layers=4, labels=("no", "yes"), seed=9)
+    assert distill.Work(free, layout, "toy", "vanilla_kd").identity(1) != before
+    with pytest.raises(UserError, match="its revision says"):
+        distill.run(named, layout, "toy", "vanilla_kd")
+    assert distill.Work(study, layout, "toy", "vanilla_kd").identity(1)["origin"] == {}
 
 
 @pytest.mark.parametrize(("stage", "known"), [("distill", distill.CODE), ("teacher", teacher.CODE)])
