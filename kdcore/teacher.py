@@ -1,23 +1,23 @@
-"""The teacher as methods see it: features of a batch, stored, computed live, or some of each, in one call.
+"""The teacher of a dataset as methods see it: features of a batch, stored, computed live, or some of each, in one call.
 
-It is no module and part of none: no `train()`, optimiser, checkpoint or data-parallel wrapper can reach its
-weights. They are loaded when a feature is first needed that is not stored, and not at all when none is.
+Its weights are loaded when a feature is first needed that is not stored, and not at all when none is.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch import Tensor
 
 from kdcore.config import StoredFeatures
 from kdcore.data.prepared import Prepared
 from kdcore.errors import UserError
 from kdcore.features import LOGITS, FeatureKey, Features, layer_keys
+from kdcore.live_model import LiveModel
 from kdcore.models.loading import dims, load_config, load_finetuned
-from kdcore.models.reading import check, read
+from kdcore.models.reading import check
 from kdcore.objective import Dims
 from kdcore.store import DType, FeatureStore, Manifest
 from kdcore.teacher_folder import fingerprint, gives_only_logits, models
@@ -33,9 +33,8 @@ class Teacher:
         self.folder = folder
         self.labels = labels
         self.device = device
-        self.precision = precision
         self.store = store
-        self._model: PreTrainedModel | None = None
+        self.live = LiveModel(partial(load_finetuned, folder, labels), device, precision)
 
     @classmethod
     def open(cls, prepared: Prepared, folder: Path, features: Path, settings: StoredFeatures,
@@ -66,7 +65,7 @@ class Teacher:
     @property
     def is_loaded(self) -> bool:
         """True once a feature had to be computed live."""
-        return self._model is not None
+        return self.live.is_loaded
 
     def features(self, batch: Mapping[str, Any], keys: frozenset[FeatureKey]) -> Features:
         """The features `keys` of a batch as float32 on the teacher's device, without gradients.
@@ -85,18 +84,7 @@ class Teacher:
 
     def compute(self, inputs: Mapping[str, Tensor], keys: frozenset[FeatureKey]) -> Features:
         """Run the teacher for these features, on inputs anywhere."""
-        model = self._loaded().eval()
-        with torch.no_grad(), self.precision.autocast():
-            moved = {name: value.to(self.device, non_blocking=True) for name, value in inputs.items()}
-            result = read(model, moved, keys)
-        return Features({key: value.float() for key, value in result.items()}, result.mask)
-
-    def _loaded(self) -> PreTrainedModel:
-        if self._model is None:
-            model = load_finetuned(self.folder, self.labels).requires_grad_(False)
-            nn.Module.to(model, self.device)
-            self._model = model
-        return self._model
+        return self.live.compute(inputs, keys)
 
 
 def teacher_dims(folder: Path) -> Dims:

@@ -83,7 +83,7 @@ def test_a_mixed_teacher_is_one_call(world):
 
 def test_bf16_forward_is_stored_and_repeated_live(tmp_path):
     world = World(tmp_path, precision="bf16")
-    assert world.open().precision.name == "bf16"
+    assert world.open().live.precision.name == "bf16"
     assert json.loads((world.store / "manifest.json").read_text())["precision"] == "bf16"
     stored, live = world.open().features(world.batch(), KEYS), world.live.features(world.batch(), KEYS)
     exact = Teacher(world.folder, SENTIMENT, CPU, FP32).features(world.batch(), KEYS)
@@ -91,7 +91,7 @@ def test_bf16_forward_is_stored_and_repeated_live(tmp_path):
         torch.testing.assert_close(stored[key], live[key], rtol=0.03, atol=0.03)
         assert not torch.equal(live[key], exact[key])
     auto = world.settings.model_copy(update={"precision": "auto"})
-    assert world.open(settings=auto).precision.name == "bf16", "live features follow the store"
+    assert world.open(settings=auto).live.precision.name == "bf16", "live features follow the store"
 
 
 def test_nothing_is_loaded_when_everything_is_stored(world):
@@ -119,10 +119,10 @@ class TestTheTeacherStaysAsItIs:
     def test_train_mode_set_by_hand_is_undone(self, world):
         teacher = world.live
         first = teacher.features(world.batch(), KEYS)
-        teacher._model.train()
-        teacher._model.base_model.encoder.layer[1].train()
+        teacher.live.model.train()
+        teacher.live.model.base_model.encoder.layer[1].train()
         second = teacher.features(world.batch(), KEYS)
-        assert not any(module.training for module in teacher._model.modules())
+        assert not any(module.training for module in teacher.live.model.modules())
         for key in KEYS:
             assert torch.equal(first[key], second[key])
 
@@ -137,7 +137,7 @@ class TestTheTeacherStaysAsItIs:
         holder.teacher.features(world.batch(), KEYS)
         holder.train()
         assert holder.student.training
-        assert not holder.teacher._model.training
+        assert not holder.teacher.live.model.training
         own = dict(holder.student.named_parameters())
         assert len(list(holder.parameters())) == len(own)
         assert not any("teacher" in name for name in holder.state_dict())
@@ -146,7 +146,7 @@ class TestTheTeacherStaysAsItIs:
         teacher, student = world.live, tiny_model("bert").train()
         batch = world.batch()
         teacher.features(batch, KEYS)
-        before = {name: value.clone() for name, value in teacher._model.state_dict().items()}
+        before = {name: value.clone() for name, value in teacher.live.model.state_dict().items()}
         optimiser = torch.optim.SGD(student.parameters(), lr=0.1)
         for _ in range(3):
             target = teacher.features(batch, KEYS)
@@ -154,8 +154,8 @@ class TestTheTeacherStaysAsItIs:
             logits = student(**batch["student"]).logits
             (logits * target.logits + (logits - target.logits) ** 2).sum().backward()  # autograd keeps the target
             optimiser.step()
-        assert all(not p.requires_grad and p.grad is None for p in teacher._model.parameters())
-        for name, value in teacher._model.state_dict().items():
+        assert all(not p.requires_grad and p.grad is None for p in teacher.live.model.parameters())
+        for name, value in teacher.live.model.state_dict().items():
             assert torch.equal(value, before[name]), name
 
     def test_outputs_are_freed_after_the_step(self, world):

@@ -49,8 +49,8 @@ class Masking(Protocol):
     def counts(self, lengths: np.ndarray) -> np.ndarray:
         """How many tokens of rows of these lengths it hides: int64 [n]."""
 
-    def __call__(self, inputs: Mapping[str, Tensor], share: Share, lengths: np.ndarray) -> tuple[dict[str, Tensor],
-                                                                                                Masked]:
+    def __call__(self, inputs: Mapping[str, Tensor], place: Share,
+                 lengths: np.ndarray) -> tuple[dict[str, Tensor], Masked]:
         """Inputs [b, t] of the rows of a share with tokens hidden, and which; `lengths` are those of the whole step.
 
         Draws depend on the step and on a row's place in it, not on how the step is cut.
@@ -76,7 +76,7 @@ class Data(Protocol):
     def development(self, precision: Precision, batch_size: int) -> Development | None:
         """What selects; None where nothing can, so that the last weights are kept."""
 
-    def masking(self, seed: int) -> Masking:
+    def masker(self, seed: int) -> Masking:
         """What hides tokens for objectives that ask for it; raises ValueError where nothing does."""
 
 
@@ -101,6 +101,6 @@ class OfDataset:
         """The selection split."""
         return Development(self.prepared, precision, batch_size, self.tokens)
 
-    def masking(self, seed: int) -> Masking:
+    def masker(self, seed: int) -> Masking:
         """Raises ValueError: datasets are read as they are."""
         raise ValueError(f"dataset {self.prepared.info.name} is read as it is: tokens are masked in corpora only")

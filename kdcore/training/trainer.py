@@ -69,7 +69,7 @@ class DistillationTrainer(Trainer):
         self.epochs = arguments.max_steps / batches.steps if settings.steps else settings.epochs
         self.shares = Shares(batches, arguments.process_index, world)
         masks = distiller.objective.masks_tokens
-        self.parts = Parts(around.rows, around.data.masking(seed) if masks else None)
+        self.parts = Parts(around.rows, around.data.masker(seed) if masks else None)
         self._step_tokens = 0
         self._sums = StepSums()
         self._window = Window(max(1, min(100, arguments.max_steps // 200)))

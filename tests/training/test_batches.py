@@ -80,10 +80,10 @@ def test_masked_tokens_reach_both_models(prepared: Prepared) -> None:
         def counts(self, lengths: np.ndarray) -> np.ndarray:
             return np.ones_like(lengths)
 
-        def __call__(self, inputs: Any, share: Share, lengths: np.ndarray) -> tuple[dict[str, torch.Tensor], Masked]:
-            assert len(lengths) == len(share.whole)
+        def __call__(self, inputs: Any, place: Share, lengths: np.ndarray) -> tuple[dict[str, torch.Tensor], Masked]:
+            assert len(lengths) == len(place.whole)
             hidden = inputs["input_ids"].clone()
-            hidden[:, 1] = share.first
+            hidden[:, 1] = place.first
             return inputs | {"input_ids": hidden}, Masked(torch.ones(len(hidden), 1, dtype=torch.int64),
                                                           inputs["input_ids"][:, 1:2])
 

@@ -32,7 +32,7 @@ class Spy:
         self.asked: set[str] = set()
 
     def features(self, batch: dict[str, Any], keys: frozenset[FeatureKey]) -> Features:
-        model = self.teacher._loaded().train()  # whatever was done to it between calls
+        model = self.teacher.live.model.train()  # whatever was done to it between calls
         again = self.teacher.features(batch, keys)
         result = self.teacher.features(batch, keys)
         assert not any(module.training for module in model.modules())
@@ -52,7 +52,7 @@ def teacher(prepared: Prepared, tmp_path: Path) -> Teacher:
 
 
 def test_training_leaves_the_teacher_alone(prepared: Prepared, teacher: Teacher, folder: Path) -> None:
-    model = teacher._loaded()
+    model = teacher.live.model
     before = {name: value.clone() for name, value in model.state_dict().items()}
     spy = Spy(teacher)
     train(tiny_student(prepared), phases_of("rail_kd_l", prepared), OfDataset(prepared), settings(epochs=2), 1, folder,
@@ -69,10 +69,10 @@ def test_the_teacher_is_no_part_of_the_distiller(prepared: Prepared, teacher: Te
     distiller = Distiller(tiny_student(prepared), phase.objective, FP32)
     distiller.train()
     assert distiller.student.training
-    assert not teacher._loaded().training
+    assert not teacher.live.model.training
     assert not isinstance(teacher, nn.Module)
     own = {id(module) for module in distiller.modules()}
-    assert not own & {id(module) for module in teacher._loaded().modules()}
+    assert not own & {id(module) for module in teacher.live.model.modules()}
 
 
 def test_a_method_that_needs_a_teacher_says_so(prepared: Prepared, folder: Path) -> None:
