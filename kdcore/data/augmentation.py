@@ -84,8 +84,8 @@ class Proposer:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """Everything that the candidates of a text depend on, as JSON values; not the batches, which a word that is
-        as probable as another, to the last bit, may tell apart."""
+        """Everything that the candidates of a text depend on, as JSON values. Batches are not among it: they tell apart
+        tokens at most that are equally probable but for the last bits."""
         return {"count": self.settings.candidates, "precision": self.precision.name,
                 "model": source_fingerprint(self.settings.model, self.settings.revision),
                 "tokenizer": tokenizer_fingerprint(self.model.tokenizer),
@@ -106,7 +106,7 @@ class Origin:
     source_id: str | None
     texts: tuple[str, ...]
 
-    def variants(self, sentences: Sequence[Sentence], draws: int, settings: config.Augmentation) -> list[list[Variant]]:
+    def vary(self, sentences: Sequence[Sentence], draws: int, settings: config.Augmentation) -> list[list[Variant]]:
         """Variants of each text, from a generator of this row and text alone."""
         found = []
         for number, (text, sentence) in enumerate(zip(self.texts, sentences, strict=True)):
@@ -148,11 +148,7 @@ def augment(dataset: str, parts: Sequence[Part], settings: config.Augmentation, 
     joined = replace(train, rows=replace(train.rows, table=pa.concat_tables(tables)))
     if settings.labels == "teacher":
         joined = joined.without_labels()
-    shown = [origins[place] for place in splitting.draw(len(origins), min(SAMPLES, len(origins)), settings.seed,
-                                                        "samples")]
-    samples = [Sample(origin.source_id, text, own) for origin in shown for text, own in zip(
-        origin.texts, origin.variants([candidates[text] for text in origin.texts], draws, settings), strict=True)]
-    report = Report(dataset, settings, draws, tally, samples)
+    report = Report(dataset, settings, draws, tally, _samples(origins, candidates, draws, settings))
     return train.join(joined.rows.table, report.note), report
 
 
@@ -186,7 +182,7 @@ def _candidates(dataset: str, origins: Sequence[Origin], proposer: Proposer, fol
         found = KeptCandidates(folder, list(places), proposer, advance)
     if computed:
         print(f"{dataset}: candidates for {computed:,} of {len(origins):,} rows, "
-              f"{computed / (time.monotonic() - start):,.0f} rows/s in {proposer.precision.name}")
+              f"{computed / (time.monotonic() - start):,.1f} rows/s in {proposer.precision.name}")
     return found
 
 
@@ -196,7 +192,7 @@ def _new_rows(origins: Iterable[Origin], candidates: KeptCandidates, draws: int,
     for origin in origins:
         sentences = [candidates[text] for text in origin.texts]
         tally.count_origin(sentences)
-        new = variants.rows(origin.texts, origin.variants(sentences, draws, settings), settings.public)
+        new = variants.rows(origin.texts, origin.vary(sentences, draws, settings), settings.public)
         for number, row in enumerate(new, start=1):
             key = splitting.key(row.texts)
             if key in taken:
@@ -205,6 +201,14 @@ def _new_rows(origins: Iterable[Origin], candidates: KeptCandidates, draws: int,
             taken.add(key)
             tally.count_added(sentences[row.place], row.variant)
             yield origin, number, row
+
+
+def _samples(origins: Sequence[Origin], candidates: KeptCandidates, draws: int,
+             settings: config.Augmentation) -> list[Sample]:
+    """The texts of some rows, drawn with the seed, with their variants."""
+    chosen = splitting.draw(len(origins), min(SAMPLES, len(origins)), settings.seed, "samples")
+    return [Sample(origin.source_id, text, own) for origin in (origins[place] for place in chosen) for text, own in zip(
+            origin.texts, origin.vary([candidates[text] for text in origin.texts], draws, settings), strict=True)]
 
 
 def _table(new: Sequence[tuple[Origin, int, Row]], train: Part) -> pa.Table:

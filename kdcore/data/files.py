@@ -19,17 +19,20 @@ from kdcore.errors import UserError
 ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
 
 
-def locate(study: Path, name: str, setting: str) -> Path:
+def locate(study: Path, name: str, setting: str, endings: tuple[str, ...] = ("",)) -> Path:
     """The path of a file that a setting names, relative to the study.
 
     Raises:
-        UserError: outside the study's `data/` folder, or missing.
+        UserError: outside the study's `data/` folder, with none of the endings, or missing.
     """
     parts = Path(os.path.normpath(name)).parts
     if parts[0] != "data" or len(parts) < 2:
         raise UserError(f"{setting} = {name!r} is not inside the study's data/ folder; put the file there and write "
                         f"data/{Path(name).name}, so that DVC sees when it changes")
     path = study / Path(*parts)
+    if not path.name.lower().endswith(endings):
+        raise UserError(f"{setting} = {name!r} ends in {path.suffix or 'nothing'!r}; expected one of "
+                        f"{', '.join(endings)}")
     if not path.is_file():
         raise UserError(f"{setting} = {name!r} does not exist in {study.resolve()}; correct the path, which is seen "
                         f"from the study folder")
@@ -46,10 +49,7 @@ def read(study: Path, name: str, setting: str) -> Raw:
     Raises:
         UserError: outside `data/`, missing, of unknown ending, not UTF-8, malformed (with the line), or no rows.
     """
-    if Path(name).suffix.lower() not in ENDINGS:
-        raise UserError(f"{setting} = {name!r} ends in {Path(name).suffix or 'nothing'!r}; expected one of "
-                        f"{', '.join(ENDINGS)}")
-    path = locate(study, name, setting)
+    path = locate(study, name, setting, ENDINGS)
     if path.suffix.lower() == ".parquet":
         return Raw(name, _parquet(path, name), {}, own=True)
     text = _text(path, name)

@@ -88,7 +88,7 @@ class WordVectors:
         nearest: list[list[int]] = []
         for own in places.split(BLOCK):
             cosines = self.vectors[own] @ self.vectors.T
-            cosines[torch.arange(len(own)), own] = -torch.inf
+            cosines.scatter_(1, own.unsqueeze(1), -torch.inf)
             nearest += cosines.topk(min(count, len(self.words) - 1)).indices.tolist()
         return {word: tuple(sorted(self.words[place] for place in row))
                 for word, row in zip(found, nearest, strict=True)}

@@ -177,7 +177,7 @@ def test_the_page_and_the_message_without_word_vectors(tmp_path: Path, teacher: 
     assert counts["none: the word stays"] == 2, "actors and films are several pieces to the tiny tokenizer"
     assert counts["masked language model"] > 50
     out, err = capsys.readouterr()
-    assert re.search(r"mine: candidates for 3\d of 3\d rows, [\d,]+ rows/s in fp32", out)
+    assert re.search(r"mine: candidates for 3\d of 3\d rows, [\d,.]+ rows/s in fp32", out)
     assert re.search(r"mine: \d+ variants of 3\d rows .* in a variant \d+\.\d% of them are, \d+\.\d% of all words", out)
     (warning,) = prepared.info.warnings
     assert "without word vectors, " in warning
@@ -353,7 +353,7 @@ def test_unlabelled_rows_get_no_variants(tmp_path: Path, teacher: Path, lm: Path
 def test_two_texts_of_a_row_have_generators_of_their_own() -> None:
     origin = Origin(0, "1", ("good film", "good film"))
     slots = tuple(Slot(Span(start, start + 4), "masked_lm", tuple("abcdefgh")) for start in (0, 5))
-    first, second = origin.variants([Sentence(2, slots)] * 2, 10, config.Augmentation(model="any"))
+    first, second = origin.vary([Sentence(2, slots)] * 2, 10, config.Augmentation(model="any"))
     assert first != second
 
 

@@ -57,6 +57,11 @@ def test_the_report_reads_on_its_own(layout):
     assert "/tmp" not in text, "no path of this machine"
 
 
+def test_what_training_rows_are_is_said(tmp_path):
+    layout, _ = write_study(tmp_path, splits=(replace(SPLITS[0], note="with 90 variants of 30 rows"), *SPLITS[1:]))
+    assert "Training rows: with 90 variants of 30 rows." in run(layout)
+
+
 def test_every_table_of_the_report_is_well_formed(layout):
     lines = run(layout).splitlines()
     tables = [line for line in lines if line.startswith("|")]
