@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
 
 from kdcore.data.packing import Packer, Rows, Template, pack, sentences
 from tests.tiny import FAMILIES, tiny_texts, tiny_tokenizer
@@ -76,6 +78,22 @@ def test_all_tokens_arrive_in_order_with_the_tokenizers_special_tokens(family: s
             expected = tokenizer(*texts, return_token_type_ids=True)
             assert (row, types.tolist()) == (expected["input_ids"], expected["token_type_ids"])
     assert checked > len(rows.lengths) / 2
+
+
+def test_byte_pairs_read_sentences_as_they_read_the_whole_text() -> None:
+    """A byte-level tokenizer tells ` He` inside a text from `He` at its beginning."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    document = 'He saw it. He liked "it"! Was it good? It was.'
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<s>", "</s>", "<pad>"], show_progress=False,
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    core.train_from_iterator([document] * 9, trainer)
+    core.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+    rows = Packer(tokenizer, 10, "sentences", False, 0.0, 0)([document], 0)
+    assert len(rows.lengths) > 1
+    whole = core.encode(document, add_special_tokens=False).ids
+    assert [token for row in rows_of(rows) for token in row[1:-1]] == whole
 
 
 def test_every_row_has_the_same_number_of_special_tokens() -> None:
