@@ -17,7 +17,6 @@ Released code: models and fine-tuning only.
 
 from typing import Literal, Self
 
-import torch
 from jaxtyping import Float, Int
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -26,7 +25,7 @@ from kdcore.config import MethodConfig
 from kdcore.errors import UserError
 from kdcore.features import FeatureKey, Features, Kind
 from kdcore.mapping import Pairs, teacher_layer, uniform
-from kdcore.objective import Batch, Loss, Needs, Objective, Phase, Progress, Setting, Step
+from kdcore.objective import Batch, Loss, Needs, Objective, Phase, Progress, Setting, Step, summed_over_layers
 from kdcore.projection import Bridge, initialised_from
 from kdcore.token_losses import (
     attention_divergence,
@@ -77,14 +76,14 @@ class MiniLm(Objective):
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Loss:
         mask = student.token_mask
-        layers = {"attention": [attention_divergence(student[ours], probabilities(teacher[theirs], mask), mask)
-                                for ours, theirs in self._keys("scores")]}
+        layers = {"attention": {
+            ours.layer: attention_divergence(student[ours], probabilities(teacher[theirs], mask), mask)
+            for ours, theirs in self._keys("scores")}}
         if self.values != "none":
-            layers[f"value_{self.values}"] = [self._value_distance(student[ours], teacher[theirs], mask, batch.step)
-                                              for ours, theirs in self._keys("value")]
-        parts = {name: torch.stack(distances).sum(dim=0) for name, distances in layers.items()}
-        summands = {f"{name}/{ours}": distance.detach().mean() for name, distances in layers.items()
-                    for (ours, _), distance in zip(self.pairs, distances, strict=True)}
+            layers[f"value_{self.values}"] = {
+                ours.layer: self._value_distance(student[ours], teacher[theirs], mask, batch.step)
+                for ours, theirs in self._keys("value")}
+        parts, summands = summed_over_layers(layers)
         return Loss(parts, self.weights, summands if len(self.pairs) > 1 else {})
 
     def _keys(self, kind: Kind) -> list[tuple[FeatureKey, FeatureKey]]:

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     ("method", "accumulation", "hyper"),
     [("rail_kd_l", 1, "{}"), ("rail_kd_c", 2, "{}"), ("finetune", 1, "{}"), ("codir", 2, "{}"),
+     ("tinybert", 2, '{"intermediate_epochs": 1, "prediction_epochs": 1}'),
      ("codir", 1, '{"bank": "refresh"}'), ("codir", 2, '{"objective": "nce_two_sided", "gamma": 0.01}')])
 def test_two_ranks_equal_one(method: str, accumulation: int, hyper: str, prepared: Prepared, tmp_path: Path) -> None:
     """Memory banks too, which each rank fills with the examples of both."""
