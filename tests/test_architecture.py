@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "methods": CORE | {"method_files", "token_losses", "selection", "knowledge", "composition", "negatives",
                        "contrastive", "intermediate"},
     "mlm_losses": CORE | {"token_losses"},
-    "general": CORE | {"method_files", "token_losses", "mlm_losses", "selection", "knowledge", "intermediate"},
+    "general": CORE | {"method_files", "token_losses", "mlm_losses", "intermediate"},
 }
 """Parts of kdcore that are pure computation, and all that they may know of kdcore."""
 

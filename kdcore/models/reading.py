@@ -123,7 +123,7 @@ def _check_window(config: PretrainedConfig, layer: int, longest: int) -> None:
     if config.layer_types[layer - 1] == "sliding_attention" and longest > reach + 1:
         whole = [str(place) for place, kind in enumerate(config.layer_types, 1) if kind == "full_attention"]
         raise UserError(f"scores of layer {layer} were asked for, but that layer of the modernbert model looks {reach} "
-                        f"tokens to each side, and texts have up to {longest}; set pair.max_length to at most "
+                        f"tokens to each side, and texts have up to {longest}; set max_length to at most "
                         f"{reach + 1}, or use layers with full attention: {', '.join(whole) or 'it has none'}")
 
 

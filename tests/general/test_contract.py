@@ -41,10 +41,10 @@ pytestmark = pytest.mark.parametrize("name", general.names())
 pairs = pytest.mark.parametrize("pair", PAIRS)
 
 
-def accepted(name: str, pair: str, dtype: torch.dtype = torch.float64) -> tuple[tuple[Phase, ...], Setting]:
-    """The method's phases with its defaults for a pair of toys, or a skip where it refuses them."""
+def accepted(name: str, pair: str) -> tuple[tuple[Phase, ...], Setting]:
+    """The method's phases with its defaults in float64 for a pair of toys, or a skip where it refuses them."""
     try:
-        return phases_of(name, PAIRS[pair], dtype), PAIRS[pair]
+        return phases_of(name, PAIRS[pair]), PAIRS[pair]
     except UserError as error:
         pytest.skip(str(error))
 

@@ -160,7 +160,7 @@ def test_scores_of_tokens_that_a_layer_never_compares_are_refused():
         reading.read(model, inputs, frozenset({FeatureKey("scores", 3)}))
     assert str(caught.value) == (
         f"scores of layer 3 were asked for, but that layer of the modernbert model looks 15 tokens to each side, and "
-        f"texts have up to {length}; set pair.max_length to at most 16, or use layers with full attention: 1, 4")
+        f"texts have up to {length}; set max_length to at most 16, or use layers with full attention: 1, 4")
     assert reading.read(model, inputs, frozenset({FeatureKey("scores", 4)}))
     with pytest.raises(UserError, match="at most 16"):
         reading.check(model.config, frozenset({FeatureKey("scores", 3)}), 17)
