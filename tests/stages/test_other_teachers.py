@@ -248,12 +248,15 @@ def told(csv: str, sure: float = 0.9, right: float = 1.0) -> str:
     return "".join(lines)
 
 
-def filed(folder: Path, right: float = 0.9, dev: float | None = None) -> Ready:
-    """A prepared study whose teacher is files: right in a share of training rows, and of validation rows if given."""
+def filed(folder: Path, right: float = 0.9, dev: float | None = None, **rows: int) -> Ready:
+    """A prepared study whose teacher is files: right in a share of training rows, and of validation rows if given.
+
+    `rows` are settings of the data.
+    """
     model = save_tiny(folder / "model", layers=2)
     named = {"train": "data/teacher.jsonl"} | ({} if dev is None else {"validation": "data/dev.jsonl"})
     data = {"files": {"train": "data/train.csv", "validation": "data/validation.csv"}, "labels": ["neg", "pos"],
-            "ood": {"tweets": {"file": "data/tweets.csv"}}, "teacher_files": named}
+            "ood": {"tweets": {"file": "data/tweets.csv"}}, "teacher_files": named, **rows}
     files = FILES | {"data/teacher.jsonl": told(str(FILES["data/train.csv"]), right=right),
                      "data/dev.jsonl": told(str(FILES["data/validation.csv"]), right=dev or 0)}
     study = make(folder, "files", data, files=files, pair={"student": {"source": str(model)}})
@@ -307,6 +310,31 @@ class TestFiles:
         assert "on `train`, the teacher 90.0" in text
         assert "teacher (teacher): validation has no answers" in text
         assert json.loads((layout.measured / "teacher@mine.json").read_text()) == {}
+
+    def test_rows_without_labels_are_answered_and_never_scored(self, tmp_path: Path) -> None:
+        """Right where labels are known, as far as anybody can tell: on 40 rows of 60."""
+        study, layout = filed(tmp_path, right=1.0, train_rows=40, unlabelled=20)
+        teacher.run(study, layout, "mine")
+        told = record(layout.teacher("mine"))
+        assert (told["on_train"]["n"], told["check"]["teacher"]) == (40, 1.0)
+        assert 0.5 <= told["check"]["constant"] < 1
+        assert any("take out-of-fold predictions" in text for text in told["warnings"])
+        features.run(study, layout, "mine")
+        assert len(stored(layout, "mine")) == 60
+        for method in METHODS:
+            distill.run(study, layout, "mine", method)
+        taught, alone = (record(layout.student("mine", method) / "seed-1") for method in ("vanilla_kd", "finetune"))
+        assert taught["unlabelled"] == {"rows": 20, "of": 60, "share": 0.3333}
+        assert "unlabelled" not in alone
+        for who in ("teacher", *METHODS):
+            evaluate.run(study, layout, "mine", who)
+        metrics = json.loads((layout.evaluation("mine", "teacher") / "metrics.json").read_text())
+        assert metrics["teacher"]["train"]["n"] == 40
+        report.run(study, layout)
+        assert ("40 training rows with labels and 20 without (33%), which methods without a teacher leave out, classes "
+                "neg, pos;") in (layout.report / "report.md").read_text()
+        numbers = json.loads((layout.report / "results.json").read_text())
+        assert '"unlabelled": 20' in json.dumps(numbers)
 
     def test_rows_that_select_decide_where_they_are_answered(self, tmp_path: Path,
                                                              capsys: pytest.CaptureFixture[str]) -> None:

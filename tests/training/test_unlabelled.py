@@ -1,17 +1,20 @@
 """Rows without labels in training: nothing where labels alone teach, the teacher's part where a teacher does."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from kdcore.data.prepared import INFO_FILE, Prepared, split_file, token_file
 from kdcore.data.tokenise import tokenise
 from kdcore.methods import finetune
 from kdcore.models.loading import dims
 from kdcore.objective import Setting
+from kdcore.stages.teacher import compare_with_constant
 from kdcore.training.data import OfDataset
 from kdcore.training.journal import Journal
 from kdcore.training.run import train
@@ -83,6 +86,16 @@ def test_with_a_teacher_all_rows_train(mixed: Prepared, tmp_path: Path, method: 
     assert first["kd"] > 0
     assert first["label"] > 0
     assert not result.record["skipped_steps"]
+
+
+def test_the_teachers_check_counts_labelled_rows(mixed: Prepared, alone: Prepared) -> None:
+    """Where a teacher of files answers nothing but training rows."""
+    draw = torch.Generator().manual_seed(1)
+    logits = torch.randn(ALL, mixed.info.classes, generator=draw)
+    checks = [compare_with_constant(prepared, "train", 0.5, lambda: logits[:rows])  # noqa: B023 - called at once
+              for prepared, rows in ((mixed, ALL), (alone, LABELLED))]
+    assert checks[0] == checks[1]
+    assert all(not isinstance(value, float) or math.isfinite(value) for value in checks[0].values())
 
 
 def test_the_logged_label_loss_counts_them_as_zero(mixed: Prepared, tmp_path: Path) -> None:
