@@ -16,8 +16,8 @@ from kdcore.errors import UserError
 from kdcore.losses import NO_LABEL
 
 Source = Literal["different", "any", "same"]
-"""Examples of another label, all others, or others of the same label. What has no label is a negative of `any` alone,
-and has all others as its own negatives: nobody knows which of them are of its kind."""
+"""Examples of another label, all others, or others of the same label. An example without a label draws from all
+others, since nobody knows which are of its kind, and is itself none of those with another or the same label."""
 
 _BITS = 2**64
 _GAMMA = 0x9E3779B97F4A7C15 - _BITS
