@@ -7,7 +7,7 @@ and attention distributions A of h heads, over the real tokens of the optimiser 
   PD    = alpha MLM + (1 - alpha) KL(softmax(z_T) || softmax(z_S)) at the masked tokens
 `schedule` orders them: `auxiliary` minimises PD and all layers together; `joint` all layers, then PD; `progressive` one
 layer after the other, then PD. While layer l learns, those above it are frozen, those below learn slowly, embeddings
-not at all: they are to be the teacher's, which a student gets that starts from its layers.
+not at all: they are to be the teacher's, as those of a student are that starts from its layers.
 
 Deviations from the paper: no next-sentence prediction, since the corpus has no such labels; the KL divergence in place
 of the soft cross-entropy, which differs by a constant. Where widths differ, the student's states go through a linear
@@ -49,13 +49,14 @@ class Config(MethodConfig):
     """`joint`, `progressive`: the layers' part of the training's length, which they share equally; PD has the rest."""
     lower_rate: float = Field(default=0.1, ge=0)
     """`progressive`: factor of the learning rate of the layers below the one that learns; 0 is the strict variant."""
-    embedding_rate: float = Field(default=0.0, ge=0)
-    """`progressive`: factor of the learning rate of the embeddings while layers learn."""
+    freeze_embeddings: bool | None = None
+    """`progressive`: while layers learn. False has embeddings learn with layer 1, and then as a layer below. None is true
+    where student and teacher are equally wide, so that the embeddings can be the teacher's."""
 
     @model_validator(mode="after")
     def _all_is_used(self) -> Self:
-        unused = {"auxiliary": ("transfer_share", "lower_rate", "embedding_rate"),
-                  "joint": ("lower_rate", "embedding_rate"), "progressive": ()}[self.schedule]
+        unused = {"auxiliary": ("transfer_share", "lower_rate", "freeze_embeddings"),
+                  "joint": ("lower_rate", "freeze_embeddings"), "progressive": ()}[self.schedule]
         for key in unused:
             if key in self.model_fields_set:
                 raise ValueError(f"{key} does nothing with schedule: {self.schedule}; leave it out")
@@ -126,9 +127,13 @@ def phases(config: Config, setting: Setting) -> tuple[Phase, ...]:
     if config.schedule == "joint":
         return Phase("layers", MobileBert(config, setting, layers, predicts=False), share=share), pretrain
     transfer = [Phase(f"layer-{layer}", MobileBert(config, setting, (layer,), predicts=False),
-                      share=share / len(layers), layer_rates=_rates(config, layer, len(layers))) for layer in layers]
+                      share=share / len(layers), layer_rates=_rates(config, setting, layer)) for layer in layers]
     return *transfer, pretrain
 
 
-def _rates(config: Config, layer: int, layers: int) -> tuple[float, ...]:
-    return config.embedding_rate, *[config.lower_rate] * (layer - 1), 1.0, *[0.0] * (layers - layer)
+def _rates(config: Config, setting: Setting, layer: int) -> tuple[float, ...]:
+    """Of the embeddings and of each layer while `layer` learns."""
+    same_width = setting.student.width == setting.teacher.width
+    frozen = same_width if config.freeze_embeddings is None else config.freeze_embeddings
+    embeddings = 0.0 if frozen else 1.0 if layer == 1 else config.lower_rate
+    return embeddings, *[config.lower_rate] * (layer - 1), 1.0, *[0.0] * (setting.student.layers - layer)

@@ -117,8 +117,18 @@ def test_progressive_has_one_layer_after_the_other() -> None:
         assert phase.objective.needs.student == {FeatureKey("hidden", number), FeatureKey("scores", number)}
     assert words.layer_rates is None
     assert words.objective.needs.student == {MASKED_LOGITS}
-    strict = phases_of("mobilebert", SAME_SHAPE, lower_rate=0, embedding_rate=0.5)
-    assert [phase.layer_rates for phase in strict[:-1]] == [(0.5, 1, 0, 0), (0.5, 0, 1, 0), (0.5, 0, 0, 1)]
+    strict = phases_of("mobilebert", SAME_SHAPE, lower_rate=0)
+    assert [phase.layer_rates for phase in strict[:-1]] == [(0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)]
+
+
+def test_embeddings_that_cannot_be_the_teachers_learn() -> None:
+    """Those of another width, unless told otherwise: with layer 1, and then as a layer below."""
+    wide = replace(SAME_SHAPE, teacher=Dims(3, 96, 4, 31))
+    learned, frozen = [1, 0.1, 0.1], [0, 0, 0]
+    for setting, options, expected in ((wide, {}, learned), (wide, {"freeze_embeddings": True}, frozen),
+                                       (SAME_SHAPE, {"freeze_embeddings": False}, learned), (SAME_SHAPE, {}, frozen)):
+        phases = phases_of("mobilebert", setting, **options)
+        assert [phase.layer_rates[0] for phase in phases[:-1]] == expected
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -130,10 +140,11 @@ def test_all_schedules_have_one_budget(schedule: str) -> None:
 
 
 @pytest.mark.parametrize(("schedule", "key"), [
-    ("auxiliary", "transfer_share"), ("auxiliary", "lower_rate"), ("joint", "lower_rate"), ("joint", "embedding_rate")])
+    ("auxiliary", "transfer_share"), ("auxiliary", "lower_rate"), ("joint", "lower_rate"),
+    ("joint", "freeze_embeddings")])
 def test_settings_that_do_nothing_are_refused(schedule: str, key: str) -> None:
     with pytest.raises(UserError, match=rf"^methods\.mobilebert: {key} does nothing with schedule: {schedule}"):
-        phases_of("mobilebert", SAME_SHAPE, schedule=schedule, **{key: 0.5})
+        phases_of("mobilebert", SAME_SHAPE, schedule=schedule, **{key: False if key == "freeze_embeddings" else 0.5})
 
 
 # Which models
