@@ -50,8 +50,8 @@ class Config(MethodConfig):
     lower_rate: float = Field(default=0.1, ge=0)
     """`progressive`: factor of the learning rate of the layers below the one that learns; 0 is the strict variant."""
     freeze_embeddings: bool | None = None
-    """`progressive`: while layers learn. False has embeddings learn with layer 1, and then as a layer below. None is true
-    where student and teacher are equally wide, so that the embeddings can be the teacher's."""
+    """`progressive`: while layers learn. False has embeddings learn with layer 1, and then as a layer below. None is
+    true where student and teacher are equally wide, so that the embeddings can be the teacher's."""
 
     @model_validator(mode="after")
     def _all_is_used(self) -> Self:
