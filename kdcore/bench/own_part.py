@@ -8,25 +8,22 @@ touches. What the part does not hold: hooks on the student's layers, which cost 
 import json
 import statistics
 import sys
-import time
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kdcore.bench import models
 from kdcore.bench.pair import BASELINE, BATCH, Pair
+from kdcore.bench.steps import UNTIMED, Update, now
 from kdcore.data.batching import Examples, LengthGroupedBatches
 from kdcore.features import LOGITS, FeatureKey, Features, masked_mean
 from kdcore.objective import Batch, Progress
 from kdcore.store import FeatureStore
 from kdcore.training.distiller import Distiller
-
-UNTIMED = 2
-"""Batches at the beginning, while libraries prepare themselves."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +69,9 @@ class OwnPart:
         step = Update(distiller)
         seconds = []
         for number, batch in enumerate(self.batches):
-            start = self._now()
+            start = now(self.pair.device)
             step(distiller(batch, Features({}), Progress(0, number, len(self.batches))).total)
-            seconds.append(self._now() - start)
+            seconds.append(now(self.pair.device) - start)
         return statistics.median(seconds[UNTIMED:])
 
     def _part(self, method: str) -> float:
@@ -89,7 +86,7 @@ class OwnPart:
             states = {key.layer: self._random(*batch["student"]["input_ids"].shape, self.pair.size.width)
                       for key in needs.student if key != LOGITS}
             logits = self._random(len(batch["ids"]), 2)
-            start = self._now()
+            start = now(self.pair.device)
             student = {key: logits if key == LOGITS else _pooled(key, states[key.layer], batch)
                        for key in needs.student}
             teacher = self._stored(batch["ids"], needs.teacher)
@@ -99,7 +96,7 @@ class OwnPart:
             else:
                 step(total)
             objective.after_step(progress, _no_reward)
-            seconds.append(self._now() - start)
+            seconds.append(now(self.pair.device) - start)
         return statistics.median(seconds[UNTIMED:])
 
     def _stored(self, ids: Tensor, keys: frozenset[FeatureKey]) -> Features:
@@ -107,26 +104,6 @@ class OwnPart:
 
     def _random(self, *shape: int) -> Tensor:
         return torch.randn(*shape, device=self.pair.device, requires_grad=True)
-
-    def _now(self) -> float:
-        if self.pair.device.type == "cuda":
-            torch.cuda.synchronize()
-            return time.perf_counter()
-        return time.process_time()
-
-
-class Update:
-    """Backward, clipping and optimiser, as in training."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.parameters = list(module.parameters())
-        self.optimiser = torch.optim.AdamW(self.parameters, lr=1e-5, fused=True)
-
-    def __call__(self, total: Tensor) -> None:
-        total.mean().backward()
-        nn.utils.clip_grad_norm_(self.parameters, 1.0)
-        self.optimiser.step()
-        self.optimiser.zero_grad()
 
 
 def _pooled(key: FeatureKey, states: Tensor, batch: dict[str, Any]) -> Tensor:

@@ -11,6 +11,8 @@ import torch
 
 from kdcore import methods
 from kdcore.bench import corpus, models, report, rows
+from kdcore.bench.live_step import LiveStep
+from kdcore.bench.live_step import Work as LiveWork
 from kdcore.bench.memory import PeakMemory, own_bytes
 from kdcore.bench.own_part import OwnPart
 from kdcore.bench.own_part import Work as OwnWork
@@ -111,6 +113,19 @@ def test_what_a_method_adds_is_timed_alone_where_the_teacher_does_not_run(own_pa
 
 
 @pytest.fixture(scope="module")
+def live_step(tmp_path_factory) -> dict:
+    work = LiveWork(size="tiny", rows=2, tokens=16, steps=2, rounds=1, methods=("minilm", "mlm", "mlm_kd"))
+    return LiveStep(work, tmp_path_factory.mktemp("live")).measure()
+
+
+def test_steps_of_general_methods_are_held_against_bare_models(live_step):
+    assert set(live_step["methods"]) == {"minilm", "mlm", "mlm_kd"}
+    assert all(0.2 < ratio < 50 for ratio in live_step["methods"].values())
+    assert live_step["teacher_forward_ms"] > 0
+    assert live_step["student_step_ms"] > 0
+
+
+@pytest.fixture(scope="module")
 def sizes(tmp_path_factory) -> list[dict]:
     return [rows.measure(rows.Work(number, "tiny", 2), tmp_path_factory.mktemp("rows")) for number in (64, 128)]
 
@@ -122,7 +137,7 @@ def test_the_cost_of_rows(sizes):
     assert 0 < small["padding_share"] < 0.5
 
 
-def test_the_report_has_the_keys_that_others_read_and_tells_a_missed_target(timing, own_part, sizes, capsys):
+def test_the_report_has_the_keys_that_others_read_and_tells_a_missed_target(timing, own_part, live_step, sizes, capsys):
     timing, own_part, sizes = json.loads(json.dumps([timing, own_part, sizes]))
     own_part["methods"]["pkd"]["share"], own_part["methods"]["codir"]["share"] = 0.06, 0.06
     sizes[1]["memory"]["training_peak_bytes"] = 2 * sizes[0]["memory"]["training_peak_bytes"]
@@ -131,7 +146,7 @@ def test_the_report_has_the_keys_that_others_read_and_tells_a_missed_target(timi
     timing["methods"]["codir"] = timing["methods"]["pkd"] | {"epoch_ratio": 1.1, "low": 1.08, "high": 1.12}
     timing["methods"]["rail_minilm"]["live"]["less_forward"] = {"epoch_ratio": 1.3, "low": 1.2, "high": 1.4}
     machine = {"device": "cpu", "processor": "x", "threads": 1, "torch": torch.__version__, "load_average": 0.5}
-    content = report.merge(machine, True, "tiny", timing, own_part, sizes)
+    content = report.merge(machine, True, "tiny", timing, own_part, live_step, sizes)
     assert content["methods"]["pkd"]["teacher"] == "stored"
     assert 0 < content["padding_share"] < 0.10
     verdicts = {target["what"]: (target["target"], target["verdict"]) for target in content["targets"]}
@@ -140,6 +155,7 @@ def test_the_report_has_the_keys_that_others_read_and_tells_a_missed_target(timi
     assert verdicts["epoch of rail_minilm less the teacher's forward / fine-tuning"] == (1.05, "missed")
     assert verdicts["own part of pkd / step of fine-tuning"] == (pytest.approx(0.05), "missed")
     assert verdicts["own part of codir / step of fine-tuning"] == (pytest.approx(0.15), "met")
+    assert verdicts["step of minilm / teacher's forward and student's step"][0] == 1.1
     assert verdicts["memory of training, 128 / 64 rows"] == (1.05, "missed")
     report.show(content)
     assert "rail_kd_l" in capsys.readouterr().out
@@ -151,9 +167,9 @@ def test_the_report_has_the_keys_that_others_read_and_tells_a_missed_target(timi
 
 def test_sections_can_be_left_out(sizes):
     machine = {"device": "cpu", "processor": "x", "threads": 1, "torch": torch.__version__, "load_average": 0.5}
-    only_rows = report.merge(machine, True, "tiny", None, None, sizes)
+    only_rows = report.merge(machine, True, "tiny", None, None, None, sizes)
     assert [table.title for table in report.tables(only_rows)] == ["Rows (a slim pair)", "Targets"]
-    assert "memory_growth" not in report.merge(machine, True, "tiny", None, None, [])
+    assert "memory_growth" not in report.merge(machine, True, "tiny", None, None, None, [])
 
 
 def test_cuda_is_refused_in_one_line_where_there_is_none(repository, tmp_path):
@@ -187,4 +203,4 @@ def test_the_whole_bench_in_its_quick_size(repository, tmp_path):
     assert all("live" in figures for name, figures in content["methods"].items() if name != "finetune")
     assert "fsp" in content["own_part"]["methods"]
     assert set(content["by_depth"]["codir"]) == {"6", "12"}
-    assert (tmp_path / "bench.md").read_text(encoding="utf-8").count("**") == 10
+    assert (tmp_path / "bench.md").read_text(encoding="utf-8").count("**") == 12
