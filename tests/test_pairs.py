@@ -31,6 +31,7 @@ from kdcore.training.distiller import Distiller
 from kdcore.training.journal import Journal
 from kdcore.training.precision import Precision
 from kdcore.training.run import train
+from tests.stages.small_study import SHORT
 from tests.tiny import SENTIMENT, save_tiny, tiny_prepared, tiny_texts
 
 START = Progress(epoch=0, step=0, total_steps=3)
@@ -76,7 +77,7 @@ class Pair:
                      "max_length": max_length},
             "training": {"teacher": training, "student": training},
             "datasets": {"toy": {"data": {}, "teacher": {}, "student": {}}},
-            "methods": {name: {} for name in methods.names()},
+            "methods": {name: {} for name in methods.names()} | {"tinybert": SHORT},
             "features": {"kinds": ["logits", "cls", "mean"], "dtype": "float32"},
             "gate": {"allow_weak": True}, "evaluation": {}}
         return strict.parse(config.Study, content, "params.yaml"), layout
@@ -114,7 +115,7 @@ def test_pair(place: int, tmp_path: Path) -> None:
     features.run(study, layout, "toy")
     start, _ = build_student(study.pair.student, layout.teacher("toy"), SENTIMENT, seed=1)
     usable = []
-    for method, settings in (*((name, {}) for name in methods.names()), *TOKENWISE):
+    for method, settings in (*study.methods.items(), *TOKENWISE):
         work = Work(study.model_copy(update={"methods": study.methods | {method: settings}}), layout, "toy", method)
         phases = work.phases(dims(start), seed=1)
         if aligned(phases) or work.prepared.same_tokenizer:
