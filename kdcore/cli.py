@@ -23,6 +23,8 @@ from kdcore.layout import ROOT, Layout
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from kdcore import general_config
+
 app = typer.Typer(
     name="kdflow",
     help="Distil pre-trained language encoders: from raw data to a registered student.",
@@ -275,6 +277,87 @@ def doctor(study: StudyOption = Path()) -> None:
         bad += finding.level == "bad"
     if bad:
         raise typer.Exit(1)
+
+
+@app.command(name="general-teacher")
+def general_teacher(study: StudyOption = Path()) -> None:
+    """Bring the teacher of a general study here, and check that it can serve all students.
+
+    Example: kdflow general-teacher --study studies/general-cpu
+    """
+    with _inside_general(study) as (settings, layout):
+        for student in settings.students:
+            _check_general_method(settings, student)
+        from kdcore.stages import general_teacher as stage
+
+        stage.run(settings, layout)
+        _check_students(settings, layout)  # before hours of reading and training, not after
+
+
+@app.command()
+def corpus(study: StudyOption = Path()) -> None:
+    """Clean the texts of a general study and cut them into rows of tokens.
+
+    Example: kdflow corpus --study studies/general-cpu
+    """
+    with _inside_general(study) as (settings, layout):
+        from kdcore.stages import corpus as stage
+
+        stage.run(settings.corpus, str(layout.general_teacher.absolute()), None, layout)
+
+
+@app.command()
+def pretrain(
+    student: Annotated[str, typer.Argument(metavar="STUDENT", help="A name under `students` in params.yaml.")],
+    study: StudyOption = Path(),
+) -> None:
+    """Distil a student of a general study from its corpus.
+
+    Example: kdflow pretrain minilm --study studies/general-cpu
+    """
+    with _inside_general(study) as (settings, layout):
+        _check_general_method(settings, student)
+        from kdcore.stages import pretrain as stage
+
+        stage.run(settings, layout, student)
+
+
+@app.command(name="general-report")
+def general_report(study: StudyOption = Path()) -> None:
+    """Show how the students of a general study learned; write results/report.
+
+    Example: kdflow general-report --study studies/general-cpu
+    """
+    with _inside_general(study) as (settings, layout):
+        from kdcore.stages import general_report as stage
+
+        stage.run(settings, layout)
+
+
+@contextlib.contextmanager
+def _inside_general(study: Path) -> "Iterator[tuple[general_config.GeneralStudy, Layout]]":
+    """As `_inside`, for a general study."""
+    _check_folder(study)
+    from kdcore import general_config
+
+    settings = general_config.load(study / "params.yaml")
+    with contextlib.chdir(study):
+        yield settings, Layout(Path())
+
+
+def _check_general_method(settings: "general_config.GeneralStudy", student: str) -> None:
+    """Refuse a student that is not declared, or whose method has no file or hyper-parameters that do not fit."""
+    method = settings.student(student).method
+    from kdcore import general
+
+    general.configure(method, settings.options(student))
+
+
+def _check_students(settings: "general_config.GeneralStudy", layout: Layout) -> None:
+    from kdcore import general_students
+
+    for warning in general_students.check(settings, layout.general_teacher):
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -81,6 +81,12 @@ class Sums(dict[str, tuple[float, int]]):
         """Name to mean over the examples."""
         return {name: value / examples for name, (value, examples) in self.items()}
 
+    def losses(self) -> dict[str, Any]:
+        """`loss`, None of no examples, and its `parts` by name, as means."""
+        means = self.means()
+        return {"loss": means.get(LOSS), "parts": {name.removeprefix(f"{LOSS}/"): value for name, value in means.items()
+                                                   if name.startswith(f"{LOSS}/")}}
+
     def not_finite(self) -> list[str]:
         """Names of the losses that are NaN or infinite, parts before their sum."""
         bad = [name for name, (value, _) in self.items() if name.startswith(LOSS) and not math.isfinite(value)]
@@ -146,7 +152,11 @@ class Record:
     phase: int = 0
     """Number of the phase under way, from 0."""
     history: list[dict[str, Any]] = field(default_factory=list)
+    curve: list[dict[str, Any]] = field(default_factory=list)
+    """The losses at equal distances, about fifty a phase: an epoch of a corpus may be all there is."""
     open: Sums = field(default_factory=Sums)
+    stretch: Sums = field(default_factory=Sums)
+    """Since the last point of the curve."""
     steps_before: int = 0
     """Steps of earlier phases."""
     skipped: int = 0
@@ -168,7 +178,8 @@ class Record:
     def from_json(cls, text: str) -> "Record":
         """Inverse of `to_json`."""
         content = json.loads(text)
-        content["open"] = Sums({name: (value, examples) for name, (value, examples) in content["open"].items()})
+        for sums in ("open", "stretch"):
+            content[sums] = Sums({name: (value, examples) for name, (value, examples) in content[sums].items()})
         content["best"] = content["best"] and Best(**content["best"])
         return cls(**content | {"times": Times(**content["times"])})
 
@@ -177,15 +188,18 @@ class Record:
         self.phase = phase
         self.steps_before += self.history[-1]["step"]
         self.best, self.stale, self.skipped_in_a_row, self.finished = None, 0, 0, False
-        self.open, self.skipped_in_epoch = Sums(), 0
+        self.open, self.stretch, self.skipped_in_epoch = Sums(), Sums(), 0
+
+    def close_stretch(self, phase: str, step: int) -> None:
+        """Turn the sums since the last point into a point of the curve; `step` counts within the phase."""
+        self.curve.append({"phase": phase, "step": self.steps_before + step} | self.stretch.losses())
+        self.stretch = Sums()
 
     def close_epoch(self, phase: str, epoch: float, step: int) -> dict[str, Any]:
         """Turn the open sums into an entry of the history and return it."""
         means = self.open.means()
         entry: dict[str, Any] = {
-            "phase": phase, "epoch": epoch, "step": step, "loss": means.get(LOSS),
-            "parts": {name.removeprefix(f"{LOSS}/"): value for name, value in means.items()
-                      if name.startswith(f"{LOSS}/")},
+            "phase": phase, "epoch": epoch, "step": step, **self.open.losses(),
             "diagnostics": {name: value for name, value in means.items() if not name.startswith(LOSS)},
             "skipped_steps": self.skipped_in_epoch,
         }

@@ -134,8 +134,8 @@ def _result(record: Record, phases: Sequence[Phase], settings: Training, seed: i
             "phases": [{"name": phase.name} | effective(settings, phase).deciding()
                        | ({} if phase.layer_rates is None else {"layer_rates": list(phase.layer_rates)})
                        for phase in phases],
-            "selected": selected, "history": record.history, "skipped_steps": record.skipped,
-            "warnings": record.warnings}
+            "selected": selected, "history": record.history, "curve": record.curve, "tokens": record.times.tokens,
+            "skipped_steps": record.skipped, "warnings": record.warnings}
 
 
 def _measured(record: Record) -> dict[str, Any]:

@@ -34,6 +34,8 @@ NON_FINITE_STEPS = 5
 """So many steps in a row without a finite loss end the training."""
 SAVE_SECONDS = 30.0
 """Least time between two checkpoints where the settings say nothing: what a killed process loses."""
+CURVE_POINTS = 50
+"""Points of a phase's curve in the record."""
 SAVING_SHARE = 0.02
 """Writing checkpoints takes at most about this share of the time."""
 
@@ -198,6 +200,7 @@ class DistillationTrainer(Trainer):
         else:
             record.skipped_in_a_row = 0
             record.open.include(step.sums)
+            record.stretch.include(step.sums)
             self._window_full = self._window.add(step.sums, step.gradient_norm, groups[0]["lr"])
         return norm
 
@@ -237,6 +240,8 @@ class DistillationTrainer(Trainer):
             values = self._window.empty()
             around.journal.write(around.record.steps_before + step, values)
             around.display.step(step, step / self.steps_per_epoch, self.epochs, values[LOSS])
+        if step % -(-self.args.max_steps // CURVE_POINTS) == 0 or step == self.args.max_steps:
+            around.record.close_stretch(self.phase, step)
         # The end of an epoch is saved after its evaluation, see `epoch_ends`: a resume does not come back to it.
         ends = step % self.steps_per_epoch == 0 or step >= self.args.max_steps
         planned = self.settings.save_steps is not None and step % self.settings.save_steps == 0
