@@ -104,22 +104,29 @@ def _setting(results: DatasetResults) -> str:
         said.append(f"Training rows: {train.note}.")
     if TEACHER in results.systems:
         said.append(f"Teacher: {_training(results.systems[TEACHER].runs[TEACHER]['training'])}.")
-    students = [system for name, system in results.systems.items() if name != TEACHER]
-    if students:
-        runs = students[0].runs
-        seeds = ", ".join(run.removeprefix("seed-") for run in runs)
-        said.append(f"Students: {_training(next(iter(runs.values()))['training'])}; seeds {seeds}.")
+    alike: dict[str, list[str]] = {}
+    for name, system in results.systems.items():
+        if name != TEACHER:
+            seeds = ", ".join(run.removeprefix("seed-") for run in system.runs)
+            how = f"{_training(next(iter(system.runs.values()))['training'])}; seeds {seeds}"
+            alike.setdefault(how, []).append(name)
+    said += [f"{'Students' if len(alike) == 1 else ', '.join(names)}: {how}." for how, names in alike.items()]
     return "\n\n".join(said) + "\n"
 
 
 def _training(record: dict[str, Any]) -> str:
-    """How a model was trained: its start, then the settings of its last phase, if it was trained here."""
+    """How a model was trained: its start, then the settings of each phase, if it was trained here."""
     if not record["phases"]:
         return str(record["init"])
-    settings = record["phases"][-1] | {"precision": record["precision"]}
+    *before, last = record["phases"]
+    phases = [f"{phase['name']}: {_settings(phase)}" for phase in before]
+    settings = _settings(last | {"precision": record["precision"]})
+    return "; ".join([str(record["init"]), *phases, f"{last['name']}: {settings}" if phases else settings])
+
+
+def _settings(phase: dict[str, Any]) -> str:
     shown = ("epochs", "batch_size", "learning_rate", "patience", "precision")
-    return f"{record['init']}; " + ", ".join(f"{key.replace('_', ' ')} {settings[key]}" for key in shown
-                                             if settings.get(key) is not None)
+    return ", ".join(f"{key.replace('_', ' ')} {phase[key]}" for key in shown if phase.get(key) is not None)
 
 
 def _probability_sums(results: DatasetResults) -> str:
@@ -142,9 +149,15 @@ def _trainings(record: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _curve(training: dict[str, Any]) -> Curve:
-    history = training["history"]
+    """Epochs of a later phase count on from the one before."""
+    history, before = training["history"], 0.0
+    epochs: list[float] = []
+    for place, entry in enumerate(history):
+        if place and entry["phase"] != history[place - 1]["phase"]:
+            before = epochs[-1]
+        epochs.append(before + entry["epoch"])
     scores = [entry.get("development", {}).get("score") for entry in history]
-    return Curve([entry["epoch"] for entry in history], [entry["loss"] for entry in history], scores)
+    return Curve(epochs, [entry["loss"] for entry in history], scores)
 
 
 def _numbers(results: DatasetResults) -> dict[str, Any]:

@@ -421,3 +421,28 @@ def test_members_of_an_average_have_curves_and_scores(layout, monkeypatch):
     text = run(layout)
     assert len(drawn[0].curves["teacher"]) == 2
     assert "the teacher 90.0 (its members 88.0, 87.0)." in text
+
+
+def test_phases_of_a_method_are_told_and_drawn_one_after_another(layout, monkeypatch):
+    """Others that were trained otherwise are told apart, lest a longer training pass for a better method."""
+    folder = layout.evaluation("movies", "rail_kd_l")
+    context = json.loads((folder / "context.json").read_text())
+    for found in context["runs"].values():
+        training = found["training"]
+        (phase,) = training["phases"]
+        training["phases"] = [phase | {"name": "layers", "epochs": 2, "learning_rate": 1e-3}, phase]
+        last = training["history"][-1]
+        layers = [{key: value for key, value in last.items() if key != "development"} | {
+            "phase": "layers", "epoch": epoch} for epoch in (1.0, 2.0)]
+        training["history"] = [*layers, last | {"phase": phase["name"], "epoch": 1.0}]
+    (folder / "context.json").write_text(json.dumps(context))
+    drawn = []
+    monkeypatch.setattr("kdcore.analysis.plots.draw", lambda panels, path: drawn.extend(panels))
+    text = run(layout)
+    assert [list(curve.epochs) for curve in drawn[0].curves["rail_kd_l"]] == 3 * [[1, 2, 3]]
+    assert drawn[0].curves["rail_kd_l"][0].scores[:2] == [None, None]
+    assert "\nfinetune, vanilla_kd: " in text
+    told = next(line for line in text.splitlines() if line.startswith("rail_kd_l: "))
+    assert "; layers: epochs 2, " in told
+    assert "learning rate 0.001" in told
+    assert told.endswith("seeds 1, 2, 3.")
