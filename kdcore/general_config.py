@@ -125,8 +125,13 @@ class Teacher(Strict):
 
     source: str
     revision: str | None = None
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Of its forward, and of an assistant's; `auto` is bf16 where the hardware computes it natively."""
+
+
+class GeneralTraining(Training):
+    """The section `training`: one training run on the corpus. Nothing selects there, so the last weights are kept."""
+
+    teacher_precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Of the teacher's forward; `auto` is bf16 where the hardware computes it natively."""
 
 
 class Shape(Strict):
@@ -184,7 +189,7 @@ class GeneralStudy(Strict):
     corpus: Corpus
     masking: Masking
     teacher: Teacher
-    training: Training
+    training: GeneralTraining
     students: dict[str, Student] = Field(min_length=1)
     methods: dict[str, dict[str, Any]]
 
@@ -215,9 +220,10 @@ class GeneralStudy(Strict):
             raise UserError(f"student {name!r} is not declared in params.yaml; {did_you_mean(name, self.students)}")
         return self.students[name]
 
-    def student_training(self, name: str) -> Training:
+    def student_training(self, name: str) -> GeneralTraining:
         """Training of a student: the study's settings under the student's own."""
-        return parse(Training, self.training.model_dump() | self.students[name].training, f"students.{name}.training")
+        content = self.training.model_dump() | self.students[name].training
+        return parse(GeneralTraining, content, f"students.{name}.training")
 
     def options(self, name: str) -> dict[str, Any]:
         """The hyper-parameters of a student's method as written: those of `methods` under the student's own."""

@@ -11,17 +11,17 @@ from kdcore.features import FeatureKey
 from kdcore.general_config import TEACHER, GeneralStudy
 from kdcore.models import reading
 from kdcore.models.general import student_config
-from kdcore.models.loading import dims, load_config, load_masked_lm
+from kdcore.models.loading import check_length, dims, load_config, load_masked_lm
 from kdcore.objective import Phase, Setting
 
 
-def phases_of(study: GeneralStudy, name: str, teacher: PretrainedConfig,
-              rows: int) -> tuple[PretrainedConfig, tuple[Phase, ...]]:
+def phases_of(study: GeneralStudy, name: str, teacher: PretrainedConfig, rows: int,
+              longest: int) -> tuple[PretrainedConfig, tuple[Phase, ...]]:
     """The configuration of a student and the phases of its method with new objectives.
 
     Args:
         teacher: the configuration of the teacher or assistant.
-        rows: of the corpus.
+        rows, longest: of the corpus, how many it has and tokens of the longest.
 
     Raises:
         UserError: sizes, layers or hyper-parameters do not fit, or a model does not have what the method reads.
@@ -34,8 +34,8 @@ def phases_of(study: GeneralStudy, name: str, teacher: PretrainedConfig,
     with general.naming(student.method):
         phases = general.load(student.method).phases(wanted, setting)
         for phase in phases:
-            reading.check(config, phase.objective.needs.student, study.corpus.max_length)
-            reading.check(teacher, phase.objective.needs.teacher, study.corpus.max_length)
+            reading.check(config, phase.objective.needs.student, longest)
+            reading.check(teacher, phase.objective.needs.teacher, longest)
     return config, phases
 
 
@@ -75,16 +75,19 @@ def check(study: GeneralStudy, teacher: Path) -> list[str]:
         Warnings of what is possible but not advisable.
 
     Raises:
-        UserError: as `phases_of`, or a method reads a language-model head that nobody gave the teacher.
+        UserError: as `phases_of`, or rows are longer than the teacher takes, or a method reads a language-model head
+            that nobody gave the teacher.
     """
     source = str(teacher.absolute())
+    check_length(load_config(source), study.corpus.max_length, f"the teacher {study.teacher.source}",
+                 "corpus.max_length")
     configs = {TEACHER: load_config(source)}
     heads: dict[str, bool] = {}
     warnings = []
     for name in dict.fromkeys(link for student in study.students for link in study.chain(student)):
         student = study.student(name)
         above = configs[student.teacher]
-        configs[name], phases = phases_of(study, name, above, rows=1)
+        configs[name], phases = phases_of(study, name, above, 1, study.corpus.max_length)
         heads[name] = has_language_model(student_needs(phases))
         if has_language_model(teacher_needs(phases)):
             if student.teacher == TEACHER:

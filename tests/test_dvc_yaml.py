@@ -4,44 +4,21 @@ DVC applies no `.dvcignore` to folders outside a study's own DVC project, so a d
 would turn stale with every `__pycache__`: code is listed file by file, and this test keeps the list right.
 """
 
-import ast
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from ruamel.yaml import YAML
 
-from kdcore import config
-from tests.import_graph import ROOT, closure, has_code
-
-NO_DEPENDENCY = {
-    "kdcore/__init__.py": "the version number",
-    "kdcore/environment.py": "telemetry and chatter",
-    "kdcore/errors.py": "wording of messages",
-    "kdcore/layout.py": "where files lie; a moved file shows as a missing out or dependency",
-    "kdcore/lineage.py": "tags of runs; nothing is decided by them",
-    "kdcore/progress.py": "what a person sees while waiting",
-    "kdcore/scratch.py": "where unfinished work waits",
-    "kdcore/tracking.py": "MLflow logging; nothing is decided by reading it back",
-    "kdcore/tracking_store.py": "MLflow logging",
-    "kdcore/training/display.py": "what a person sees while waiting",
-    "kdcore/training/interruption.py": "when a signal stops a training, which then resumes to the same bytes",
-    "kdcore/training/journal.py": "the log of metrics, which is no out",
-}
-"""Files that stages import and that change no out, each with the reason."""
+from kdcore import config, general_config
+from tests.import_graph import ROOT, closure
+from tests.pipelines import listed_code, method_files, needed_code, read_yaml, settings_read
 
 STAGE_FILES = {"evaluate-teacher": "evaluate"}
-METHOD_FILES = sorted(f for f in (ROOT / "kdcore/methods").glob("*.py") if f.stem != "__init__")
-
-
-def _yaml(path: Path) -> dict:
-    return YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-
-
-PIPELINE = _yaml(ROOT / "dvc.yaml")["stages"]
-STUDIES = [ROOT, *sorted(p.parent for p in ROOT.glob("studies/*/params.yaml") if "." not in p.parent.name)]
+METHOD_FILES = method_files("methods")
+PIPELINE = read_yaml(ROOT / "dvc.yaml")["stages"]
+STUDIES = [ROOT, *sorted(p.parent for p in ROOT.glob("studies/*/params.yaml") if "." not in p.parent.name
+                         and not general_config.is_general(read_yaml(p)))]
 
 
 def _stage_file(stage: str) -> Path:
@@ -49,18 +26,11 @@ def _stage_file(stage: str) -> Path:
 
 
 def _needed_code(stage: str) -> set[str]:
-    free = frozenset(ROOT / name for name in NO_DEPENDENCY)
-    files = set(closure(_stage_file(stage), stop_at=free))
-    if stage == "distill":  # loads one method by name: its own file, and what any method may import
-        for method in METHOD_FILES:
-            files |= closure(method, stop_at=free) - {method}
-        files -= set(METHOD_FILES)
-    names = {str(f.relative_to(ROOT)) for f in files if has_code(f)}
-    return names | ({"kdcore/methods/${item.method}.py"} if stage == "distill" else set())
+    return needed_code(_stage_file(stage), "methods" if stage == "distill" else None)
 
 
 def _listed_code(stage: str) -> set[str]:
-    return {d.removeprefix("${code}/") for d in PIPELINE[stage]["deps"] if d.startswith("${code}/")}
+    return listed_code(PIPELINE[stage])
 
 
 @pytest.mark.parametrize("stage", PIPELINE)
@@ -91,17 +61,11 @@ def test_at_least_the_four_methods_are_looked_at():
 @pytest.mark.parametrize("stage", PIPELINE)
 def test_every_settings_section_that_a_stage_file_reads_is_a_parameter(stage):
     listed = set(PIPELINE[stage]["params"])
-    for chain in _settings_read(_stage_file(stage)):
+    for chain in settings_read(_stage_file(stage)):
         for needed in _sections(chain):
             covered = any(needed == have or needed.startswith(f"{have}.") or have.startswith(f"{needed}.")
                           for have in listed)
             assert covered, f"{_stage_file(stage).name} reads study.{chain}, but {stage} lists no {needed} in params"
-
-
-def _settings_read(file: Path) -> set[str]:
-    """Attribute chains on a name `study`, e.g. `pair.max_length` or `teacher_training`."""
-    text = ast.unparse(ast.parse(file.read_text(encoding="utf-8")))
-    return set(re.findall(r"(?<![\w.])(?:self\.)?study\.([a-z_]+(?:\.[a-z_]+)*)", text)) - {"study", "Study"}
 
 
 def _sections(chain: str) -> list[str]:
@@ -126,7 +90,7 @@ def test_every_study_links_to_the_pipeline_and_has_all_its_parameters(study):
     assert (study / "dvc.yaml").resolve() == ROOT / "dvc.yaml"
     settings = config.load(study / "params.yaml")
     assert (study / settings.code).resolve() == ROOT
-    written = _yaml(study / "params.yaml")
+    written = read_yaml(study / "params.yaml")
     for stage, spec in PIPELINE.items():
         for template in spec["params"]:
             for dataset in settings.study.datasets:

@@ -26,7 +26,7 @@ from kdcore.objective import Phase, Progress, Step
 from kdcore.stages import distill, evaluate, features, prepare, teacher
 from kdcore.stages.distill import Work
 from kdcore.teacher import Teacher
-from kdcore.training.data import OfDataset
+from kdcore.training.datasets import OfDataset
 from kdcore.training.distiller import Distiller
 from kdcore.training.journal import Journal
 from kdcore.training.precision import Precision

@@ -27,7 +27,7 @@ from kdcore.store import FeatureStore
 from kdcore.store_building import build
 from kdcore.teacher import Teacher, manifest, teacher_dims
 from kdcore.teacher_folder import needs_of
-from kdcore.training.data import OfDataset
+from kdcore.training.datasets import OfDataset
 from kdcore.training.journal import Journal
 from kdcore.training.precision import device, resolve
 from kdcore.training.run import train

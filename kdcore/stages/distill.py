@@ -27,7 +27,7 @@ from kdcore.objective import Dims, Phase, Setting
 from kdcore.teacher import Teacher, teacher_dims
 from kdcore.teacher_folder import WithoutLayers, fingerprint, gives_only_logits, models, needs_of, refuse_beyond_logits
 from kdcore.tracking import Run
-from kdcore.training.data import OfDataset
+from kdcore.training.datasets import OfDataset
 from kdcore.training.journal import Journal
 from kdcore.training.precision import device, resolve
 from kdcore.training.run import train

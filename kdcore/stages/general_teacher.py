@@ -9,15 +9,14 @@ import shutil
 from kdcore import general_config, scratch
 from kdcore.layout import Layout
 from kdcore.models.files import copy_model, weights_fingerprint
-from kdcore.models.loading import check_length, dims, load_encoder, load_tokenizer
+from kdcore.models.loading import dims, load_encoder, load_tokenizer
 
 
 def run(study: general_config.GeneralStudy, layout: Layout) -> None:
     """Copy configuration, weights and tokenizer of the teacher.
 
     Raises:
-        UserError: the source does not exist, is no encoder that is known here, or takes shorter texts than the corpus
-            has.
+        UserError: the source does not exist, or is no encoder that is known here.
         BusyError: another process is at it.
     """
     source, revision = study.teacher.source, study.teacher.revision
@@ -27,7 +26,6 @@ def run(study: general_config.GeneralStudy, layout: Layout) -> None:
         copy_model(source, revision, folder / "copy")
         copied = str((folder / "copy").absolute())
         config = load_encoder(copied).config  # all of it is there and fits
-        check_length(config, study.corpus.max_length, f"the teacher {source}", "corpus.max_length")
         load_tokenizer(copied)
         target = layout.general_teacher
         target.parent.mkdir(parents=True, exist_ok=True)

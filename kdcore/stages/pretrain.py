@@ -18,11 +18,11 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from kdcore import config, general, scratch
+from kdcore import general, scratch
 from kdcore import general_config as settings
 from kdcore.data.corpus import Corpus
 from kdcore.errors import UserError
-from kdcore.export import export
+from kdcore.export import RECORD, export
 from kdcore.general_students import (
     has_language_model,
     missing_assistant,
@@ -90,7 +90,7 @@ class Work:
         return self.study.student(self.name)
 
     @cached_property
-    def training(self) -> config.Training:
+    def training(self) -> settings.GeneralTraining:
         """Its training settings."""
         return self.study.student_training(self.name)
 
@@ -118,10 +118,19 @@ class Work:
         """The method's phases with new objectives; raises UserError when it does not fit. Warns as MiniLM's rule
         does."""
         teacher = load_config(str(self.teacher_folder.absolute()))
-        student, phases = phases_of(self.study, self.name, teacher, len(self.corpus))
+        student, phases = phases_of(self.study, self.name, teacher, len(self.corpus),
+                                    self.corpus.info.max_length)
         if advice := missing_assistant(self.student.method, teacher, student):
             _warn(f"{self.name}: {advice}")
         return phases
+
+    @property
+    def assistants(self) -> list[str]:
+        """The students between the study's teacher and this one, the first of them first."""
+        if self.student.teacher == settings.TEACHER:
+            return []
+        above = json.loads((self.teacher_folder / RECORD).read_text(encoding="utf-8"))
+        return [*above["assistants"], above["student"]]
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -130,7 +139,7 @@ class Work:
         return {
             "training": self.training.deciding(), "seed": self.training.seed,
             "precision": resolve(self.training.precision, device()).name,
-            "teacher_precision": resolve(self.study.teacher.precision, device()).name,
+            "teacher_precision": resolve(self.training.teacher_precision, device()).name,
             "method": {"name": self.student.method} | wanted.model_dump(mode="json"),
             "model": self.student.model.model_dump(mode="json"), "masking": self.study.masking.model_dump(mode="json"),
             "teacher": weights_fingerprint(self.teacher_folder), "corpus": self.corpus.fingerprint,
@@ -153,7 +162,7 @@ class Work:
                 return
             record = result.record | {
                 "init": init, "study": study_name(self.layout.study), "student": self.name,
-                "assistants": list(self.study.chain(self.name)[:-1]),
+                "assistants": self.assistants,
                 "corpus": {"rows": self.corpus.info.rows, "tokens": self.corpus.info.tokens,
                            "fingerprint": identity["corpus"]}}
             record |= {key: identity[key] for key in ("method", "model", "teacher", "masking")}
@@ -174,7 +183,7 @@ class Work:
         load: Callable[[str], PreTrainedModel] = load_masked_lm if has_language_model(needs) else load_encoder
         where = device()
         return LiveModel(partial(load, str(self.teacher_folder.absolute())), where,
-                         resolve(self.study.teacher.precision, where))
+                         resolve(self.training.teacher_precision, where))
 
 
 def _warn(text: str) -> None:

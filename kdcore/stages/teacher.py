@@ -35,7 +35,7 @@ from kdcore.models.loading import dims, load_described, load_finetuned, load_tok
 from kdcore.objective import Setting
 from kdcore.teacher_folder import Average, equal_or_given, member_name
 from kdcore.tracking import Run
-from kdcore.training.data import OfDataset
+from kdcore.training.datasets import OfDataset
 from kdcore.training.journal import Journal
 from kdcore.training.precision import device, resolve
 from kdcore.training.run import train

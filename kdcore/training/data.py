@@ -1,16 +1,13 @@
 """What a training needs of its data: rows as batches, and what there is beside them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from kdcore.data.batching import Examples
-from kdcore.data.prepared import Prepared
 from kdcore.objective import Masked
-from kdcore.training.development import Development
 from kdcore.training.precision import Precision
 
 
@@ -57,6 +54,16 @@ class Masking(Protocol):
         """
 
 
+class Judge(Protocol):
+    """The split that selects. In distributed training every rank asks, and all get the same answer."""
+
+    def evaluate(self, student: PreTrainedModel) -> tuple[dict[str, Any], float]:
+        """The metrics and the score that selects; higher is better."""
+
+    def loss(self, student: PreTrainedModel) -> float:
+        """Mean label loss in eval mode."""
+
+
 class Data(Protocol):
     """What a training is of: a dataset or a corpus.
 
@@ -73,34 +80,8 @@ class Data(Protocol):
     def rows(self, teacher_inputs: bool) -> Rows:
         """What is trained on, with the teacher's token ids if objectives read a teacher."""
 
-    def development(self, precision: Precision, batch_size: int) -> Development | None:
+    def development(self, precision: Precision, batch_size: int) -> Judge | None:
         """What selects; None where nothing can, so that the last weights are kept."""
 
     def masker(self, seed: int) -> Masking:
         """What hides tokens for objectives that ask for it; raises ValueError where nothing does."""
-
-
-@dataclass(frozen=True)
-class OfDataset:
-    """A prepared dataset. `tokens` is `teacher` when a teacher is trained."""
-
-    prepared: Prepared
-    tokens: Literal["student", "teacher"] = "student"
-
-    @property
-    def longest(self) -> int:
-        """Longer texts were cut."""
-        return self.prepared.info.max_length
-
-    def rows(self, teacher_inputs: bool) -> Examples:
-        """The training split. Rows without labels have nothing to teach where no teacher answers them."""
-        return Examples(self.prepared, self.prepared.info.train, teacher_inputs or self.tokens == "teacher",
-                        reads=self.tokens, only_labelled=not teacher_inputs)
-
-    def development(self, precision: Precision, batch_size: int) -> Development:
-        """The selection split."""
-        return Development(self.prepared, precision, batch_size, self.tokens)
-
-    def masker(self, seed: int) -> Masking:
-        """Raises ValueError: datasets are read as they are."""
-        raise ValueError(f"dataset {self.prepared.info.name} is read as it is: tokens are masked in corpora only")

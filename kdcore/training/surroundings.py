@@ -6,8 +6,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from kdcore.features import FeatureKey, Features
-from kdcore.training.data import Data, Rows
-from kdcore.training.development import Development
+from kdcore.training.data import Data, Judge, Rows
 from kdcore.training.display import Display
 from kdcore.training.interruption import Interruption
 from kdcore.training.journal import Journal
@@ -34,7 +33,7 @@ class Surroundings:
     data: Data
     rows: Rows
     teacher: FeatureSource | None
-    development: Development | None
+    development: Judge | None
     record: Record
     journal: Journal
     display: Display

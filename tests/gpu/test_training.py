@@ -12,7 +12,7 @@ from kdcore.methods import finetune
 from kdcore.models.loading import dims
 from kdcore.objective import Setting
 from kdcore.training import checkpoint, run, trainer
-from kdcore.training.data import OfDataset
+from kdcore.training.datasets import OfDataset
 from kdcore.training.journal import Journal
 from kdcore.training.run import TrainingResult
 

@@ -10,7 +10,8 @@ from kdcore.stages import corpus, general_teacher
 from tests.tiny import tiny_texts
 from tests.training.corpus_problem import OPTIONS, save_encoder
 
-TRAINING = {"steps": 6, "batch_size": 8, "learning_rate": 1e-3, "precision": "fp32"}
+TRAINING = {"steps": 6, "batch_size": 8, "learning_rate": 1e-3, "precision": "fp32",
+            "teacher_precision": "fp32"}
 
 
 def general_study(folder: Path, head: bool = True, **sections: Any) -> tuple[GeneralStudy, Layout]:
@@ -21,7 +22,7 @@ def general_study(folder: Path, head: bool = True, **sections: Any) -> tuple[Gen
     (folder / "data" / "pages.txt").write_text(pages, encoding="utf-8")
     content = {
         "code": ".", "corpus": {"sources": [{"files": ["data/pages.txt"]}], "max_length": 24}, "masking": {},
-        "teacher": {"source": str(folder / "pretrained"), "precision": "fp32"}, "training": TRAINING,
+        "teacher": {"source": str(folder / "pretrained")}, "training": TRAINING,
         "students": {"small": {"teacher": "teacher", "method": "minilm", "model": {"depth": 2}}},
         "methods": {name: OPTIONS.get(name, {}) for name in general.names()}}
     return strict.parse(general_config.GeneralStudy, content | sections, "params.yaml"), Layout(folder)

@@ -260,7 +260,7 @@ def test_killed_at_any_step_it_ends_with_the_same_bytes(tmp_path: Path) -> None:
     ("students", {"a": student("minilm", training={"epoch": 2})}, r"students.a.training: unknown key `epoch`"),
     ("students", {"a": student("minilm", model={"layers": "even"})}, "`layers: even` needs `depth`"),
     ("students", {"a": student("minilm", model={"layers": [1, 2], "width": 16})}, "`layers` of the teacher have its"),
-    ("teacher", {"source": "x", "precison": "fp32"}, "unknown key `teacher.precison`; did you mean 'precision'"),
+    ("training", {"teacher_precison": "fp32"}, "unknown key `training.teacher_precison`; did you mean 'teacher_pre"),
 ])
 def test_mistakes_in_params(tmp_path: Path, section: str, value: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):

@@ -16,7 +16,7 @@ from kdcore.features import FeatureKey, Features
 from kdcore.models.loading import dims, tokenizer_fingerprint
 from kdcore.models.reading import read
 from kdcore.objective import Phase, Setting
-from kdcore.training.data import OfDataset
+from kdcore.training.datasets import OfDataset
 from kdcore.training.journal import Journal
 from kdcore.training.run import TrainingResult, train
 from tests.tiny import tiny_model, tiny_texts, tiny_tokenizer

@@ -12,7 +12,7 @@ from kdcore.features import FeatureKey
 from kdcore.store import FeatureStore
 from kdcore.store_building import build
 from kdcore.teacher import Teacher, manifest
-from kdcore.training.data import OfDataset
+from kdcore.training.datasets import OfDataset
 from kdcore.training.journal import Journal
 from kdcore.training.precision import Precision
 from kdcore.training.run import TrainingResult, train

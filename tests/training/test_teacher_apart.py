@@ -12,7 +12,7 @@ from torch import nn
 from kdcore.data.prepared import Prepared
 from kdcore.features import FeatureKey, Features
 from kdcore.teacher import Teacher
-from kdcore.training.data import OfDataset
+from kdcore.training.datasets import OfDataset
 from kdcore.training.distiller import Distiller
 from kdcore.training.journal import Journal
 from kdcore.training.precision import Precision

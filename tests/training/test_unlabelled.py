@@ -15,7 +15,7 @@ from kdcore.methods import finetune
 from kdcore.models.loading import dims
 from kdcore.objective import Setting
 from kdcore.stages.teacher import compare_with_constant
-from kdcore.training.data import OfDataset
+from kdcore.training.datasets import OfDataset
 from kdcore.training.journal import Journal
 from kdcore.training.run import train
 from tests.tiny import tiny_tokenizer
