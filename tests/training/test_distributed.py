@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from kdcore.data.prepared import Prepared
+from tests.corpora import tiny_corpus
+from tests.training import corpus_ranks, ranks
+from tests.training.corpus_problem import save_encoder
 from tests.training.problem import lines, steps
-from tests.training.ranks import main
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,23 +27,47 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_two_ranks_equal_one(method: str, accumulation: int, hyper: str, prepared: Prepared, tmp_path: Path) -> None:
     """Memory banks too, which each rank fills with the examples of both."""
     one, two = tmp_path / "one", tmp_path / "two"
-    main(prepared.folder, one, method, accumulation, hyper)
+    ranks.main(prepared.folder, one, method, accumulation, hyper)
+    _two_ranks("tests.training.ranks", prepared.folder, two, method, accumulation, hyper)
+    _compare(one, two)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "accumulation"), [("minilm", 1), ("distilbert", 2), ("mobilebert", 1)])
+def test_two_ranks_equal_one_on_a_corpus(method: str, accumulation: int, tmp_path: Path) -> None:
+    """MiniLM gives the last layer's feed-forward part no gradient; DistilBERT masks, and averages over the tokens of
+    both ranks; MobileBERT freezes layers for a while."""
+    tiny_corpus(tmp_path)
+    save_encoder(tmp_path / "teacher", layers=3)
+    save_encoder(tmp_path / "student", layers=3, width=16, seed=5, dropout=0.0)
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+    corpus_ranks.main(tmp_path, one, method, accumulation)
+    _two_ranks("tests.training.corpus_ranks", tmp_path, two, method, accumulation)
+    _compare(one, two)
+
+
+def _two_ranks(module: str, *arguments: object) -> None:
     said = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m",
-         "tests.training.ranks", str(prepared.folder), str(two), method, str(accumulation),
-         hyper],
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", module,
+         *map(str, arguments)],
         cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=200)
     assert said.returncode == 0, said.stderr
-    (alone,), ranks = _results(one, 1), _results(two, 2)
+
+
+def _compare(one: Path, two: Path) -> None:
+    """The results of one process and of two ranks."""
+    (alone,), both = _results(one, 1), _results(two, 2)
     for part in ("student", "objective"):
         for name, value in alone[part].items():
-            assert torch.equal(ranks[0][part][name], ranks[1][part][name]), name
+            assert torch.equal(both[0][part][name], both[1][part][name]), name
             if not name.endswith("key.bias"):  # softmax ignores it: its gradient is rounding, which AdamW scales up
-                torch.testing.assert_close(ranks[0][part][name], value, rtol=0, atol=2e-4, msg=name)
-    for mine, theirs in zip(alone["record"]["history"], ranks[0]["record"]["history"], strict=True):
+                torch.testing.assert_close(both[0][part][name], value, rtol=0, atol=2e-4, msg=name)
+    for mine, theirs in zip(alone["record"]["history"], both[0]["record"]["history"], strict=True):
         assert theirs["loss"] == pytest.approx(mine["loss"], rel=1e-4)
         assert theirs["diagnostics"].keys() == mine["diagnostics"].keys()
-    assert ranks[0]["record"]["selected"] == ranks[1]["record"]["selected"]
+    assert both[0]["record"]["selected"] == both[1]["record"]["selected"]
     first = [line["gradient_norm"] for line in (steps(one)[0], steps(two)[0])]
     assert first[1] == pytest.approx(first[0], rel=1e-5)
     assert len(lines(one)) == len(lines(two))  # one process writes
