@@ -35,6 +35,15 @@ def test_the_nearest_by_cosine_without_the_word_itself(tmp_path: Path) -> None:
     assert len(vectors.nearest(["good"], 100)["good"]) == 5
 
 
+def test_half_precision_around_changes_nothing(tmp_path: Path) -> None:
+    """Cosines of 0.998 and 0.999 are one number in bfloat16."""
+    draws = torch.randn(300, 8, generator=torch.Generator().manual_seed(0)) * 0.05 + 1
+    vectors = read(tmp_path, "".join(f"w{i} {' '.join(map(str, row))}\n" for i, row in enumerate(draws.tolist())), 300)
+    alone = vectors.nearest(vectors.words, 5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert vectors.nearest(vectors.words, 5) == alone
+
+
 def test_unknown_words_have_none_and_case_is_looked_through(tmp_path: Path) -> None:
     vectors = read(tmp_path, LINES)
     assert vectors.nearest(["actor", "Good", "good"], 1) == {"Good": ("great",), "good": ("great",)}
