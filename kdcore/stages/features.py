@@ -24,8 +24,9 @@ from kdcore.teacher import Teacher, manifest
 from kdcore.teacher_folder import average, gives_only_logits, models
 from kdcore.training.precision import Precision, device, resolve
 
-CODE = ("models", "data/answers.py", "features.py", "store.py", "store_building.py", "teacher.py", "teacher_folder.py",
-        "training/precision.py")
+CODE = ("models", "data/answers.py", "data/batching.py", "data/tokens.py", "features.py", "live_model.py",
+        "objective.py", "store.py", "store_building.py", "teacher.py", "teacher_folder.py", "training/precision.py",
+        "stages/features.py")
 """What decides the numbers."""
 
 

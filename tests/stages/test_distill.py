@@ -22,10 +22,10 @@ from kdcore.layout import Layout
 from kdcore.lineage import hash_folder
 from kdcore.models.files import weights_fingerprint
 from kdcore.objective import Dims
-from kdcore.stages import distill, teacher
+from kdcore.stages import distill, features, teacher
 from tests.import_graph import ROOT, closure, has_code
+from tests.pipelines import NO_DEPENDENCY
 from tests.stages.small_study import small_study, with_teacher
-from tests.test_dvc_yaml import NO_DEPENDENCY
 from tests.test_origin import GENERAL, RECORD
 from tests.tiny import save_tiny
 
@@ -217,7 +217,8 @@ def test_another_general_student_is_never_resumed_into(tmp_path: Path) -> None:
     assert distill.Work(study, layout, "toy", "vanilla_kd").identity(1)["origin"] == {}
 
 
-@pytest.mark.parametrize(("stage", "known"), [("distill", distill.CODE), ("teacher", teacher.CODE)])
+@pytest.mark.parametrize(("stage", "known"), [
+    ("distill", distill.CODE), ("features", features.CODE), ("teacher", teacher.CODE)])
 def test_code_of_the_identity_is_all_that_the_stage_imports(stage: str, known: tuple[str, ...]) -> None:
     """But for files that decide nothing of the model; of the methods the one in use is added by name."""
     package = ROOT / "kdcore"
