@@ -48,9 +48,9 @@ DRAWS = {"cola": 30, "mrpc": 30, "rte": 30, "stsb": 30, "sst2": 20, "qnli": 20, 
 """Draws per text by dataset, as in the released code."""
 OTHER_DRAWS = 20
 """Draws per text of other datasets, as in the paper."""
-CODE = ("data/candidates.py", "data/stop_words.py", "data/word_prediction.py", "data/word_vectors.py",
-        "models/loading.py", "models/reading.py")
-"""What decides the candidates."""
+CODE = ("data/batching.py", "data/candidates.py", "data/kept_candidates.py", "data/stop_words.py", "data/tokens.py",
+        "data/word_prediction.py", "data/word_vectors.py", "models", "training/precision.py")
+"""What decides the candidates and how they are written."""
 TEXTS = ("text", "text_pair")
 SAMPLES = 10
 CHUNK = 1000
@@ -143,8 +143,13 @@ def augment(dataset: str, parts: Sequence[Part], settings: config.Augmentation, 
     new = _new_rows(origins, candidates, draws, settings, taken, tally)
     tables = [_table(chunk, train) for chunk in iter(lambda: list(itertools.islice(new, CHUNK)), [])]
     if not tables:
-        raise UserError(f"{setting} makes no variant: none of the {tally.words:,} words of {len(origins):,} rows has "
-                        "another to replace it; name another `model`, or `word_vectors`")
+        possible = tally.eligible.total() - tally.eligible["none"]
+        why = (f"{possible:,} of the {tally.words:,} words of {len(origins):,} rows have others to replace them, but "
+               f"every draw left the text as it was or gave one that is there ({tally.equal:,}); raise "
+               "`replace_probability` or `variants`" if possible else
+               f"none of the {tally.words:,} words of {len(origins):,} rows has another to replace it; name another "
+               "`model`, or `word_vectors`")
+        raise UserError(f"{setting} makes no variant: {why}")
     joined = replace(train, rows=replace(train.rows, table=pa.concat_tables(tables)))
     if settings.labels == "teacher":
         joined = joined.without_labels()

@@ -57,7 +57,7 @@ def build(place: Path, origins: Sequence[Origin], cleaner: Cleaner, packer: Pack
     `place` is for these very sources, settings and this tokenizer only; notes of finished shards lie there.
 
     Raises:
-        UserError: a source cannot be read, or no row is left after cleaning.
+        UserError: a source cannot be read, or no row is left after cleaning and within the limits.
     """
     folder = place / "corpus"
     folder.mkdir(parents=True, exist_ok=True)
@@ -73,13 +73,17 @@ def build(place: Path, origins: Sequence[Origin], cleaner: Cleaner, packer: Pack
             _write(place / f"{name}.json", json.dumps(asdict(part)))
             parts.append(part)
     dropped = {**cleaner.dropped, "tokens_cut_off": packer.cut_off}
+    documents = sum(read) - cleaner.dropped.total()
+    if not parts and documents and limits.max_tokens:
+        raise UserError(f"the corpus is empty: its first row has more than corpus.max_tokens = {limits.max_tokens:,} "
+                        "tokens; raise it or remove it")
     if not parts:
         raise UserError(f"the corpus is empty: of {sum(read):,} documents in {', '.join(o.name for o in origins)} "
                         f"{dropped['short']:,} are shorter than corpus.cleaning.min_characters and "
                         f"{dropped['duplicates']:,} are duplicates; name other sources, or clean less")
     info = CorpusInfo(
         max_length=packer.max_length, packing=packer.packing, pairs=packer.pairs, specials=packer.template.size,
-        documents=sum(read) - cleaner.dropped.total(), vocabulary=vocabulary,
+        documents=documents, vocabulary=vocabulary,
         sources=tuple({"name": origin.name, "fingerprint": origin.fingerprint, "documents": count}
                       for origin, count in zip(origins, read, strict=True)),
         dropped=dropped, shards=tuple(part.shard for part in parts))

@@ -101,10 +101,12 @@ def _rows(path: Path, name: str, columns: Sequence[str], documents: Literal["par
         case ".txt":
             yield from ([text] for text in (_paragraphs if documents == "paragraph" else _nonempty)(path, name))
         case ".parquet":
-            file = _parquet(path, name)
+            with _damage_told(name):
+                file = pq.ParquetFile(path)
             _check_columns(file.schema_arrow.names, columns, name)
-            for batch in file.iter_batches(BATCH, columns=list(columns)):
-                yield from _of_table(pa.Table.from_batches([batch]), columns, name)
+            with _damage_told(name):
+                for batch in file.iter_batches(BATCH, columns=list(columns)):
+                    yield from _of_table(pa.Table.from_batches([batch]), columns, name)
         case ".jsonl":
             yield from _jsonl(path, name, columns)
         case ending:
@@ -179,9 +181,11 @@ def _separated(path: Path, name: str, columns: Sequence[str], delimiter: str) ->
         raise UserError(f"{name} is empty; expected a header line with column names")
 
 
-def _parquet(path: Path, name: str) -> pq.ParquetFile:
+@contextmanager
+def _damage_told(name: str) -> Iterator[None]:
+    """Say which Parquet file is damaged, at its end, where it is opened, or in a page of it."""
     try:
-        return pq.ParquetFile(path)
+        yield
     except (pa.ArrowInvalid, OSError) as error:
         raise UserError(f"{name} is no readable Parquet file ({str(error).splitlines()[0]}); write it again") from None
 
@@ -223,7 +227,7 @@ def _hub(source: CorpusSource, place: str) -> Origin:
     with _loading(location, config, source, f"{what} ({place})") as builder:
         files = builder.config.data_files
     if split not in files:
-        raise UserError(f"{what} has no split {split!r} ({place}.split); {did_you_mean(split, files)}")
+        raise UserError(f"{what} has no split {split!r} ({place}.split); {did_you_mean(split, map(str, files))}")
     next(rows(), None)
     names = sorted(map(str, files[split]))
     fingerprint = _fingerprint(list(map(Path, names))) if location.is_local else _digest(names)
@@ -243,5 +247,7 @@ def _loading(location: Location, config: str | None, source: CorpusSource, what:
                    else datasets.load_dataset_builder(location.place, config, revision=source.revision))
         except (OSError, ValueError, RuntimeError, HTTPError, HfHubHTTPError, pa.ArrowInvalid,
                 datasets.exceptions.DatasetsError) as error:
-            raise UserError(f"cannot read {what}: {' '.join(str(error).split())}; check the names and the network, or "
-                            f"say where a copy in the hub's layout lies: {VARIABLE}={source.source}=FOLDER") from error
+            remedy = ("correct the folder's files or the names" if location.is_local else
+                      "check the names and the network, or say where a copy in the hub's layout lies: "
+                      f"{VARIABLE}={source.source}=FOLDER")
+            raise UserError(f"cannot read {what}: {' '.join(str(error).split())}; {remedy}") from error

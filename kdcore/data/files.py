@@ -26,9 +26,9 @@ def locate(study: Path, name: str, setting: str, endings: tuple[str, ...] = ("",
         UserError: outside the study's `data/` folder, with none of the endings, or missing.
     """
     parts = Path(os.path.normpath(name)).parts
-    if parts[0] != "data" or len(parts) < 2:
+    if parts[:1] != ("data",) or len(parts) < 2:
         raise UserError(f"{setting} = {name!r} is not inside the study's data/ folder; put the file there and write "
-                        f"data/{Path(name).name}, so that DVC sees when it changes")
+                        f"data/{Path(name).name or 'FILE'}, so that DVC sees when it changes")
     path = study / Path(*parts)
     if not path.name.lower().endswith(endings):
         raise UserError(f"{setting} = {name!r} ends in {path.suffix or 'nothing'!r}; expected one of "

@@ -27,7 +27,8 @@ def read(study: Path, name: str, data: config.Data, like: Columns, further: Part
         further: rows of the training split beyond `train_rows`.
 
     Raises:
-        UserError: the file cannot be read, has no such column or no text in a row; or fewer rows than are asked for.
+        UserError: the file cannot be read, has no such column or no text in a row; a second text where the
+            dataset has none; or fewer rows than are asked for.
     """
     wanted, setting = data.unlabelled, f"datasets.{name}.data.unlabelled"
     if wanted is None:
@@ -42,6 +43,8 @@ def read(study: Path, name: str, data: config.Data, like: Columns, further: Part
                             f"beyond train_rows = {data.train_rows:,}; lower one of them")
         part = replace(further.without_labels(), notes=("beyond train_rows", "their labels left out"))
         return replace(_drawn(part, wanted.rows, data.seed), name=UNLABELLED)
+    if wanted.text_pair is not None and like.text_pair is None:
+        raise UserError(f"{setting}.text_pair = {wanted.text_pair!r}, but rows of {name} are single texts; remove it")
     raw = files.read(study, wanted.file, setting)
     ignored = like.label in raw.table.column_names
     if ignored:

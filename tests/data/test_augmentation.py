@@ -332,6 +332,8 @@ def test_what_does_not_go(tmp_path: Path, teacher: Path, lm: Path) -> None:
     with pytest.raises(UserError, match="makes no variant: none of the 6 words of 2 rows"):
         prepare_study(study(tmp_path / "e", teacher, lm, files={"data/train.csv": "text,label\nit was,pos\n"
                                                                 "it is not so,neg\n"}))
+    with pytest.raises(UserError, match=r"have others to replace them, but every draw left the text .*; raise `re"):
+        prepare_study(study(tmp_path / "g", teacher, lm, {"replace_probability": 1e-12}))
     with pytest.raises(UserError, match=r"unknown key `datasets\.mine\.data\.augment\.variant`; did you mean"):
         config.load(study(tmp_path / "f", teacher, lm, {"variant": 3}) / "params.yaml")
 

@@ -106,6 +106,19 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, files: dict[str, str 
     assert "\n" not in str(error.value)
 
 
+def test_a_page_that_is_damaged_is_said_when_it_is_met(tmp_path: Path) -> None:
+    """The end of the file, which is read first, is whole."""
+    put(tmp_path, "a.parquet", "")
+    path = tmp_path / "data" / "a.parquet"
+    pq.write_table(pa.table({"text": [f"film number {i}" for i in range(5000)]}), path, use_dictionary=False)
+    content = bytearray(path.read_bytes())
+    content[2000:4000] = b"\xff" * 2000
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"data/a.parquet is no readable Parquet file") as error:
+        texts(tmp_path, files=["data/a.parquet"])
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize(("source", "message"), [
     ({}, "has either `files` .* but this one has neither"),
     ({"files": ["data/a.txt"], "source": "wiki"}, "has both"),
@@ -161,6 +174,7 @@ def test_a_replaced_file_of_a_local_set_gives_its_new_texts(tmp_path: Path, layo
     ({"text": ["sentenc"]}, "has no column 'sentenc' .*did you mean 'sentence'"),
     ({"text": ["label"]}, "column 'label' holds 0, expected texts"),
     ({"split": "trian"}, "has no split 'trian' .*did you mean 'train'"),
+    ({"split": "other"}, r"has no split 'other' \(corpus\.sources\[0\]\.split\); known: test, train"),
     ({"config": "three"}, "cannot read .*three"),
     ({"source": "./nothing"}, "'./nothing' is no folder"),
 ])
@@ -174,7 +188,7 @@ def test_what_is_wrong_with_a_set_is_said_in_one_line(tmp_path: Path, layout: Pa
 
 def test_a_damaged_file_of_a_local_set(tmp_path: Path, layout: Path) -> None:
     (layout / "one" / "train.parquet").write_bytes(b"PAR1")
-    with pytest.raises(UserError, match="cannot read"):
+    with pytest.raises(UserError, match=r"cannot read .*; correct the folder's files or the names$"):
         texts(tmp_path, source=str(layout), config="one", text=["sentence"])
 
 

@@ -141,6 +141,8 @@ WRONG: tuple[tuple[Any, dict[str, Any], str], ...] = (
     ({"file": MORE, "text": "txt"}, {}, "data/more.csv has no column 'txt'; did you mean 'text'"),
     ({"file": MORE, "rows": 4}, {}, "unlabelled.rows = 4 is more than the 3 rows of data/more.csv; lower it or remove"),
     ({"file": MORE, "txt": "x"}, {}, "did you mean 'text'"),
+    ({"file": MORE, "text_pair": "text"}, {}, "unlabelled.text_pair = 'text', but rows of mine are single texts"),
+    ("", {}, "unlabelled = '' is not inside the study's data/ folder"), (".", {}, "write data/FILE, so that"),
     (25, {}, "unlabelled = 25 takes rows of the training split beyond train_rows, which is not set; set"),
     (3, {"train_rows": 2}, "unlabelled = 3 is more than the 2 rows of data/train.csv beyond train_rows = 2; lower one"),
     (1, {"train_rows": 4}, "unlabelled = 1 is more than the 0 rows"),

@@ -180,6 +180,7 @@ def test_texts_of_a_row_are_one_document_when_sentences_are_packed(tmp_path: Pat
     ({"data/a.txt": "\n \n\u200b\n"}, {}, "the corpus is empty: of 1 documents in data/a.txt 1 are shorter"),
     ({"data/a.txt": "x"}, {"cleaning": {"min_characters": 9}}, "1 are shorter than corpus.cleaning.min_characters"),
     ({"data/a.txt": ""}, {}, "the corpus is empty: of 0 documents"),
+    ({"data/a.txt": "the film"}, {"max_tokens": 3}, "its first row has more than corpus.max_tokens = 3 tokens; raise"),
     ({"data/a.txt": "x"}, {"max_length": POSITIONS + 1}, "65 is beyond the 64 tokens .* lower corpus.max_length"),
     ({"data/a.txt": "x"}, {"packing": "rows", "pairs": True}, "pairs goes with `packing: sentences`"),
     ({"data/a.txt": "x"}, {"pakcing": "rows"}, "unknown key `pakcing`; did you mean 'packing'"),
