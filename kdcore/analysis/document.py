@@ -125,7 +125,8 @@ def _training(record: dict[str, Any]) -> str:
 
 
 def _settings(phase: dict[str, Any]) -> str:
-    shown = ("epochs", "batch_size", "learning_rate", "patience", "precision")
+    length = "epochs" if phase.get("steps") is None else "steps"
+    shown = (length, "batch_size", "learning_rate", "patience", "precision")
     return ", ".join(f"{key.replace('_', ' ')} {phase[key]}" for key in shown if phase.get(key) is not None)
 
 

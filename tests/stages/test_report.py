@@ -423,6 +423,19 @@ def test_members_of_an_average_have_curves_and_scores(layout, monkeypatch):
     assert "the teacher 90.0 (its members 88.0, 87.0)." in text
 
 
+def test_steps_in_place_of_epochs_are_told(layout):
+    """A training of so many steps has a number of epochs too, which it does not look at."""
+    folder = layout.evaluation("movies", "rail_kd_l")
+    context = json.loads((folder / "context.json").read_text())
+    for found in context["runs"].values():
+        (phase,) = found["training"]["phases"]
+        found["training"]["phases"] = [phase | {"steps": 688}]
+    (folder / "context.json").write_text(json.dumps(context))
+    told = next(line for line in run(layout).splitlines() if line.startswith("rail_kd_l: "))
+    assert "; steps 688, batch size " in told
+    assert "epochs" not in told
+
+
 def test_phases_of_a_method_are_told_and_drawn_one_after_another(layout, monkeypatch):
     """Others that were trained otherwise are told apart, lest a longer training pass for a better method."""
     folder = layout.evaluation("movies", "rail_kd_l")
