@@ -127,8 +127,8 @@ def _as_distilbert(config: PretrainedConfig, layers: int) -> PretrainedConfig:
         n_layers=layers, n_heads=config.num_attention_heads, dim=config.hidden_size,
         hidden_dim=config.intermediate_size, activation=config.hidden_act, dropout=config.hidden_dropout_prob,
         attention_dropout=config.attention_probs_dropout_prob, initializer_range=config.initializer_range,
-        pad_token_id=config.pad_token_id, id2label=config.id2label, label2id=config.label2id,
-        problem_type=config.problem_type)
+        pad_token_id=config.pad_token_id, tie_word_embeddings=config.tie_word_embeddings, id2label=config.id2label,
+        label2id=config.label2id, problem_type=config.problem_type)
 
 
 def _encoder(source: PreTrainedModel, layers: tuple[int, ...]) -> dict[str, Tensor]:

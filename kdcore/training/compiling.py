@@ -25,8 +25,8 @@ def compiled(student: PreTrainedModel, needs: frozenset[FeatureKey]) -> Iterator
     """
     inside = sorted(key.name for key in needs if key.kind in _INSIDE)
     if inside:
-        raise UserError(f"training.student.compile is true, but this method reads {inside[0]} inside the student's "
-                        "layers, which compiled code hides; set compile: false")
+        raise UserError(f"compile is true, but this method reads {inside[0]} inside the student's layers, which "
+                        "compiled code hides; set compile: false")
     layers = list(student.base_model.get_submodule(family(student.config).layers).children())
     for layer in layers:
         layer.forward = torch.compile(layer.forward, dynamic=True)

@@ -106,6 +106,19 @@ def test_distilbert_starts_from_layers_of_bert(tmp_path: Path, masked_lm: bool) 
     assert torch.equal(fewer.base_model.state_dict()["transformer.layer.1.ffn.lin1.weight"], third)
 
 
+def test_a_head_of_its_own_does_not_become_the_embeddings(tmp_path: Path) -> None:
+    """Of a BERT whose head does not share its words with the embeddings; the student's does not either."""
+    config = tiny_config("bert", layers=2)
+    config.tie_word_embeddings = False
+    AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path)
+    teacher = load_masked_lm(str(tmp_path))
+    student, _ = general.build(Shape(layers=(1, 2), architecture="distilbert"), tmp_path, True, 0, "x")
+    for mine, theirs in ((student.get_input_embeddings(), teacher.get_input_embeddings()),
+                         (student.get_output_embeddings(), teacher.get_output_embeddings())):
+        assert torch.equal(mine.weight, theirs.weight)
+    assert not torch.equal(student.get_input_embeddings().weight, student.get_output_embeddings().weight)
+
+
 def test_embeddings_of_the_teacher_under_random_layers(tmp_path: Path) -> None:
     save(tmp_path, width=32)
     shape = Shape(depth=2, embeddings=True)

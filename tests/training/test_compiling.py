@@ -14,7 +14,7 @@ from tests.training.problem import run, tiny_student
 
 def test_features_inside_layers_are_refused(prepared: Prepared) -> None:
     needs = frozenset({FeatureKey("query", 2), FeatureKey("logits")})
-    with pytest.raises(UserError, match=r"compile is true, but this method reads query-02 inside"), \
+    with pytest.raises(UserError, match=r"^compile is true, but this method reads query-02 inside"), \
             compiled(tiny_student(prepared), needs):
         pass
 
