@@ -49,7 +49,8 @@ DRAWS = {"cola": 30, "mrpc": 30, "rte": 30, "stsb": 30, "sst2": 20, "qnli": 20, 
 OTHER_DRAWS = 20
 """Draws per text of other datasets, as in the paper."""
 CODE = ("data/batching.py", "data/candidates.py", "data/kept_candidates.py", "data/stop_words.py", "data/tokens.py",
-        "data/word_prediction.py", "data/word_vectors.py", "models", "training/precision.py")
+        "data/word_prediction.py", "data/word_vectors.py", "models/loading.py", "models/reading.py",
+        "training/precision.py")
 """What decides the candidates and how they are written."""
 TEXTS = ("text", "text_pair")
 SAMPLES = 10

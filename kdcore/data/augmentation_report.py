@@ -69,7 +69,7 @@ class Report:
     def note(self) -> str:
         """The new rows in a few words, for whoever reads a result."""
         without = " without labels" if self.settings.labels == "teacher" else ""
-        return f"with {self.tally.added:,} variants of {self.tally.rows:,} rows{without}, by {self.settings.model}"
+        return f"with {self.tally.added:,} variants{without} of {self.tally.rows:,} rows, by {self.settings.model}"
 
     @property
     def numbers(self) -> str:

@@ -25,6 +25,7 @@ from kdcore.errors import UserError
 from kdcore.layout import Layout
 from tests.data.masked_lms import save_masked_lm
 from tests.data.studies import DATA, make, prepare_study
+from tests.import_graph import closure, has_code
 from tests.tiny import save_tiny, tiny_texts
 
 SINGLE = "text,label\n" + "".join(f"{text},{'neg' if place % 2 else 'pos'}\n" for place, text in enumerate(
@@ -79,7 +80,7 @@ def test_variants_join_behind_the_rows_without_labels(tmp_path: Path, teacher: P
         changed = [place for place, (one, two) in enumerate(zip(before, after, strict=True)) if one != two]
         assert changed
         assert not {before[place] for place in changed} & {"the", "a", "was", "is", "and", "not", "very", "it", "of"}
-    assert f"with {len(new):,} variants of {len(plain):,} rows without labels, by {lm}" in (
+    assert f"with {len(new):,} variants without labels of {len(plain):,} rows, by {lm}" in (
         prepared.info.splits["train"].note)
     assert len(set(keys(prepared.table("train")))) == len(found), "no text comes twice"
 
@@ -221,6 +222,13 @@ def test_finished_candidates_are_kept_for_other_draws(tmp_path: Path, teacher: P
     assert asked == [10, 10, 10]
     kept = Layout(tmp_path).kept / "augment-mine"
     assert len([path for path in kept.iterdir() if path.is_dir()]) == 1
+
+
+def test_kept_candidates_are_those_of_this_code(repository: Path) -> None:
+    """Of all files with data that the search and its blocks import, but for what reads prepared data."""
+    needed = {f"data/{file.name}" for file in closure(repository / "kdcore" / "data" / "kept_candidates.py")
+              if file.parent.name == "data" and has_code(file)}
+    assert {"data/candidates.py", "data/word_prediction.py"} <= needed <= {*augmentation.CODE, "data/prepared.py"}
 
 
 def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path: Path, teacher: Path, lm: Path,

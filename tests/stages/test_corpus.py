@@ -15,7 +15,9 @@ from kdcore.data.corpus import Corpus
 from kdcore.errors import UserError
 from kdcore.layout import Layout
 from kdcore.models.loading import load_tokenizer
+from kdcore.stages import corpus as corpus_stage
 from tests.corpora import make_corpus
+from tests.import_graph import closure, has_code
 from tests.tiny import POSITIONS, save_tiny, tiny_texts
 
 PAGES = "\n\n".join(". ".join(text.capitalize() for text in tiny_texts(12, seed)) + "." for seed in range(30))
@@ -133,6 +135,15 @@ def test_nothing_is_resumed_under_other_settings_or_texts(tmp_path: Path, teache
         again = make_corpus(tmp_path / "a", teacher, files | changed, shard_rows=20, **settings)
         fresh = make_corpus(tmp_path / "b", teacher, files | changed, shard_rows=20, **settings)
         assert hashes(again.folder) == hashes(fresh.folder)
+
+
+def test_finished_shards_are_those_of_this_code(repository: Path) -> None:
+    """Of the stage and of all files with data that it imports."""
+    stage = repository / "kdcore" / "stages" / "corpus.py"
+    needed = {file.relative_to(repository / "kdcore").as_posix() for file in closure(stage)
+              if file.parent.name == "data" and has_code(file)}
+    assert "data/packing.py" in needed
+    assert {"stages/corpus.py", *needed} <= set(corpus_stage.CODE)
 
 
 def test_a_corpus_that_is_there_is_replaced_at_once(tmp_path: Path, teacher: Path) -> None:
