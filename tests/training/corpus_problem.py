@@ -17,11 +17,10 @@ from kdcore.models.loading import dims, load_encoder, load_masked_lm
 from kdcore.objective import Phase, Setting
 from kdcore.training.corpora import OfCorpus
 from kdcore.training.journal import Journal
-from kdcore.training.precision import Precision
+from kdcore.training.precision import Precision, device
 from kdcore.training.run import TrainingResult, train
 from tests.tiny import tiny_config, tiny_tokenizer
 
-FP32 = Precision("fp32", "cpu")
 OPTIONS: dict[str, dict[str, Any]] = {"minilmv2": {"relation_heads": 4}}
 
 
@@ -56,6 +55,7 @@ def run(method: str, corpus: Corpus, teacher: Path, student: Path, folder: Path,
     phases = phases or phases_of(method, corpus, teacher, student)
     settings = Training(**{"steps": 8, "batch_size": 8, "learning_rate": 1e-3, "precision": "fp32"} | changes)
     needs = teacher_needs(phases)
-    live = LiveModel(partial(loaded, teacher, has_language_model(needs)), torch.device("cpu"), FP32)
+    live = LiveModel(partial(loaded, teacher, has_language_model(needs)), device(),
+                     Precision("fp32", device().type))
     return train(loaded(student, has_language_model(student_needs(phases))), phases, OfCorpus(corpus, Masking()),
                  settings, 1, folder, Journal(folder / "journal.jsonl"), method, live if needs else None)

@@ -12,12 +12,12 @@ from transformers import PreTrainedModel
 from kdcore import config, methods
 from kdcore.data.prepared import INFO_FILE, Prepared, PreparedInfo, SplitInfo, split_file, token_file
 from kdcore.data.tokenise import tokenise
-from kdcore.features import FeatureKey, Features
+from kdcore.live_model import LiveModel
 from kdcore.models.loading import dims, tokenizer_fingerprint
-from kdcore.models.reading import read
 from kdcore.objective import Phase, Setting
 from kdcore.training.datasets import OfDataset
 from kdcore.training.journal import Journal
+from kdcore.training.precision import Precision, device
 from kdcore.training.run import TrainingResult, train
 from tests.tiny import tiny_model, tiny_texts, tiny_tokenizer
 
@@ -54,20 +54,10 @@ def write_prepared(folder: Path, rows: int = 90, regression: bool = False, longe
     return Prepared.load(folder)
 
 
-class LiveTeacher:
-    """A tiny teacher that is run for every batch."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model.eval()
-
-    def features(self, batch: dict[str, Any], keys: frozenset[FeatureKey]) -> Features:
-        with torch.inference_mode():
-            return read(self.model, batch["teacher"], keys)
-
-
-def tiny_teacher(prepared: Prepared) -> LiveTeacher:
-    """Four layers of width 32."""
-    return LiveTeacher(tiny_model("bert", layers=4, width=32, labels=prepared.info.labels, seed=3))
+def tiny_teacher(prepared: Prepared) -> LiveModel:
+    """Four layers of width 32, run for every batch where the student trains."""
+    return LiveModel(lambda: tiny_model("bert", layers=4, width=32, labels=prepared.info.labels, seed=3), device(),
+                     Precision("fp32", device().type))
 
 
 def tiny_student(prepared: Prepared, dropout: float = 0.1) -> PreTrainedModel:

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from kdcore import methods
+from kdcore import general, methods
 from kdcore.data.prepared import Prepared
+from tests.corpora import tiny_corpus
+from tests.training import corpus_problem
 from tests.training.doubles import Stop, poison, stop_at, watched
 from tests.training.problem import run
 
@@ -22,6 +24,18 @@ def test_every_precision(method: str, precision: str, prepared: Prepared, tmp_pa
     assert all(torch.isfinite(value).all() for value in result.student.state_dict().values())
     assert result.record["history"][-1]["loss"] < result.record["history"][0]["loss"] * 1.5
     assert result.measured["peak_cuda_bytes"] > 0
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("method", general.names())
+def test_every_precision_on_a_corpus(method: str, precision: str, tmp_path: Path) -> None:
+    """The teacher is live on the same device; counts of a step's tokens stay on the host."""
+    corpus = tiny_corpus(tmp_path)
+    teacher, student = (corpus_problem.save_encoder(tmp_path / str(seed), layers=3, seed=seed) for seed in (3, 5))
+    result = corpus_problem.run(method, corpus, teacher, student, tmp_path, precision=precision, accumulation=2)
+    assert result.record["precision"] == precision
+    assert all(torch.isfinite(value).all() for value in result.student.state_dict().values())
+    assert not result.record["skipped_steps"] or precision == "fp16"
 
 
 @pytest.mark.usefixtures("saves_always")

@@ -68,7 +68,7 @@ def test_without_a_teacher_they_change_nothing(mixed: Prepared, alone: Prepared,
 def test_the_teachers_own_training_leaves_them_out(mixed: Prepared, alone: Prepared, tmp_path: Path) -> None:
     results = []
     for name, prepared in (("mixed", mixed), ("alone", alone)):
-        model = tiny_teacher(prepared).model
+        model = tiny_teacher(prepared).model.requires_grad_(True)
         setting = Setting(dims(model), dims(model), prepared.info.classes, prepared.info.regression,
                           prepared.labels("train"), 16, 1)
         results.append(train(model, finetune.phases(finetune.Config(), setting), OfDataset(prepared, "teacher"),
