@@ -58,8 +58,8 @@ class WordVectors:
                     if len(words) == limit:
                         break
         except UnicodeDecodeError as error:
-            raise UserError(f"{path.name} is not UTF-8 (byte 0x{error.object[error.start]:02x}); save it as UTF-8"
-                            ) from None
+            raise UserError(f"{path.name} is not UTF-8 (byte 0x{error.object[error.start]:02x}); unpack it if it is an "
+                            "archive, else save it as UTF-8") from None
         if not rows:
             raise UserError(f"{path.name} holds no words; expected a word and its numbers on each line")
         return cls(tuple(words), functional.normalize(torch.from_numpy(np.stack(rows)).to(device), dim=1))

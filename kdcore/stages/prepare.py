@@ -1,7 +1,8 @@
 """Stage `prepare`: raw data to checked rows and token ids.
 
 Reads the dataset's declaration, its sources and the tokenizers of the pair; writes `artifacts/prepared/<dataset>` at
-once, by renaming a finished folder. The bytes depend on the data, the settings and the tokenizers alone.
+once, by renaming a finished folder. The bytes depend on the data, the settings, the tokenizers and the model
+that augments, if any, alone.
 """
 
 import shutil

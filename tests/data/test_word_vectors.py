@@ -80,6 +80,7 @@ def test_the_first_words_and_words_with_spaces(tmp_path: Path) -> None:
     ("good 1 0\nbad 1 x\n", "line 2: could not convert string to float: 'x'"),
     ("good 1 0\nbad 1 nan\n", "line 2 holds a number that is not finite"),
     (b"good 1 0\nna\xefve 0 1\n", r"is not UTF-8 \(byte 0xef\)"),
+    (b"PK\x03\x04\xff", "unpack it if it is an archive"),
 ])
 def test_what_is_wrong_with_a_file(tmp_path: Path, content: str | bytes, message: str) -> None:
     with pytest.raises(UserError, match=message):
