@@ -7,39 +7,24 @@ Parameters only select; what to do stands in the study's `params.yaml`, what is 
 `dvc repro`, or the other way round, finds nothing to do.
 """
 
-import argparse
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from prefect import flow, get_run_logger, runtime
+from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
-from prefect.states import Completed, Failed
 
 from kdcore import config, tracking
-from kdcore import study as studies
-from kdcore.environment import prepare_environment
-from kdcore.errors import BusyError, UserError
 from kdcore.layout import Layout
-from tasks import addresses, artifacts, owner, plan, register, runs, server, slots
+from tasks import addresses, plan, register
 from tasks.chain import Chain, Outcome
+from tasks.flow import arguments, bring_up_to_date, from_shell, run_name
 from tasks.plan import Plan, kind, stage_name
 from tasks.stage import Order
 
-BUSY, REFUSED = "Busy", "Refused"
-"""Names of Failed states: another flow has the study; the user's mistake."""
 
-
-def _run_name() -> str:
-    """`demo`, `glue-all`, `glue-all.smoke`: a study's name is its folder's."""
-    given = runtime.flow_run.parameters
-    name = tracking.study_name(studies.locate(given["study"]))
-    return f"{name}.{given['profile']}" if given["profile"] else name
-
-
-@flow(name="distill", flow_run_name=_run_name, persist_result=False,
+@flow(name="distill", flow_run_name=run_name, persist_result=False,
       validate_parameters=True, log_prints=False)
 def distill(study: str = ".", profile: str | None = None, datasets: list[str] | None = None,
             methods: list[str] | None = None, parallel: int | None = None, force: bool = False) -> State[None]:
@@ -53,40 +38,8 @@ def distill(study: str = ".", profile: str | None = None, datasets: list[str] | 
         parallel: stages at a time; None means one per GPU, or two that share the CPU's cores.
         force: run the selected stages although nothing changed.
     """
-    log = get_run_logger()
-    try:
-        folder = studies.materialise(studies.find(study), profile)
-        with owner.claim(folder) as claim:
-            claim.record(str(runtime.flow_run.id))
-            if claim.previous and claim.previous.flow_run and runs.close(claim.previous.flow_run):
-                log.warning(f"closed the run of a flow that was killed (PID {claim.previous.process.split(':')[0]})")
-            runs.close_tasks_of_ended_flows()
-            todo = plan.make(folder, datasets, methods, force)
-            for note in todo.notes:
-                log.warning(note)
-            return _run(folder, todo, Order(study=str(folder), parallel=_parallel(parallel),
-                                            gpus=tuple(slots.visible_gpus()), owner=claim.process))
-    except BusyError as error:
-        return Failed(name=BUSY, message=str(error))
-    except UserError as error:
-        return Failed(name=REFUSED, message=str(error))
-
-
-def _run(folder: Path, todo: Plan, order: Order) -> State[None]:
-    log, name = get_run_logger(), tracking.study_name(folder)
-    log.info(_intention(todo, order.parallel))
-    parent = tracking.start_parent(folder, f"flow {runtime.flow_run.name}") if todo.stale else None
-    ended = "KILLED"
-    try:
-        outcome = _chain(todo, replace(order, parent_run=parent))
-        registered = _register(folder, todo, outcome, parent)
-        ended = "FAILED" if outcome.failed else "FINISHED"
-        artifacts.publish(folder, name, outcome, registered, parent)
-    finally:
-        tracking.end_parent(parent, ended)
-    for stage, why in outcome.left_out.items():
-        log.warning(f"{stage} was left out: it {why}")
-    return Failed(message=outcome.message) if outcome.failed else Completed(message=outcome.message)
+    return bring_up_to_date(study, profile, parallel, lambda folder: plan.make(folder, datasets, methods, force),
+                            _chain, _register)
 
 
 def _chain(todo: Plan, order: Order) -> Outcome:
@@ -133,51 +86,20 @@ def open_stages(todo: Plan, outcome: Outcome, dataset: str) -> list[str]:
             and f"{stage.partition('@')[2]}-".startswith(f"{dataset}-")]
 
 
-def _intention(todo: Plan, parallel: int) -> str:
-    if not todo.stale:
-        return f"nothing to do: {len(todo.needs) - len(todo.stays_stale)} of {len(todo.needs)} stages are current"
-    first = ", ".join(f"{stage} ({why})" for stage, why in list(todo.stale.items())[:3])
-    return (f"{len(todo.stale)} of {len(todo.needs)} stages to do, {parallel} at a time: {first}"
-            + (" ..." if len(todo.stale) > 3 else ""))
+def main(given: Sequence[str] | None = None) -> int:
+    """Run the flow from a shell; see `from_shell` for exit codes."""
+    parser = arguments("distill", "Bring a study up to date: run what is stale, register its best students, print "
+                                  "the results.")
+    parser.add_argument("--datasets", nargs="+", metavar="DATASET", help="only these")
+    parser.add_argument("--methods", nargs="+", metavar="METHOD", help="only these")
+    options = parser.parse_args(given)
+    return from_shell(
+        "distill", options, lambda folder: plan.make(folder, options.datasets, options.methods),
+        lambda: distill(options.study, options.profile, options.datasets, options.methods, options.parallel,
+                        options.force, return_state=True), _conclude)
 
 
-def _parallel(given: int | None) -> int:
-    if given is not None and given < 1:
-        raise UserError(f"parallel = {given}: expected 1 or more; leave it out for one per GPU, or two on a CPU")
-    # Small models gain little from a second thread: two stages of one thread each are done sooner than one of two.
-    return given or len(slots.visible_gpus()) or min(2, slots.cores())
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the flow from a shell. Exit codes: 0 done, 1 a stage failed, 2 the user's mistake, 75 the study is busy."""
-    prepare_environment()
-    options = _options(arguments)
-    try:
-        folder = studies.materialise(studies.find(options.study), options.profile)
-        if not options.force and not owner.left_dead(folder):
-            with owner.claim(folder):
-                todo = plan.make(folder, options.datasets, options.methods)
-                if not todo.stale:
-                    for note in todo.notes:
-                        print(note)
-                    print(_intention(todo, 1))
-                    return _conclude(folder, todo)
-        with server.reachable():
-            state = distill(options.study, options.profile, options.datasets, options.methods, options.parallel,
-                            options.force, return_state=True)
-        if not state.is_completed():
-            print(f"distill: {state.message}", file=sys.stderr)
-            return {BUSY: BusyError.exit_code, REFUSED: UserError.exit_code}.get(state.name or "", 1)
-        return _conclude(folder, None)
-    except UserError as error:
-        print(f"distill: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("distill: interrupted; the same command goes on from there", file=sys.stderr)
-        return 130
-
-
-def _conclude(folder: Path, todo: Plan | None) -> int:
+def _conclude(folder: Path, todo: Plan | None) -> None:
     """Print the results and where to look. With a plan (of nothing to do), also look after the registry."""
     if todo is not None and tracking.enabled():
         for dataset in todo.datasets:
@@ -191,19 +113,6 @@ def _conclude(folder: Path, todo: Plan | None) -> int:
         print(f"\nReport: {layout.report / 'report.md'}")
     print("Runs and models: `make up` serves Prefect at "
           f"{addresses.prefect_url()} and MLflow at {addresses.mlflow_url()}")
-    return 0
-
-
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m flows.distill", description=(
-        "Bring a study up to date: run what is stale, register its best students, print the results."))
-    parser.add_argument("--study", default=".", help="its folder (default: the checkout's own)")
-    parser.add_argument("--profile", help="a file of its profiles/, without ending")
-    parser.add_argument("--datasets", nargs="+", metavar="DATASET", help="only these")
-    parser.add_argument("--methods", nargs="+", metavar="METHOD", help="only these")
-    parser.add_argument("--parallel", type=int, help="stages at a time (default: one per GPU, else 2)")
-    parser.add_argument("--force", action="store_true", help="run although nothing changed")
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

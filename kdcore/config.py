@@ -458,9 +458,18 @@ def load(path: Path) -> Study:
     """Read and check a `params.yaml`.
 
     Raises:
-        UserError: the file is missing, is no YAML mapping, or a value does not fit.
+        UserError: the file is missing, is no YAML mapping, is that of a general study, or a value does not fit.
     """
-    return parse(Study, read_yaml(path), str(path))
+    content = read_yaml(path)
+    if is_general(content):
+        raise UserError(f"{path} is a general study, which has students but no datasets; its commands are "
+                        "`python -m flows.pretrain`, `kdflow pretrain STUDENT` and `dvc repro`")
+    return parse(Study, content, str(path))
+
+
+def is_general(content: Mapping[str, Any]) -> bool:
+    """Whether a `params.yaml` is that of a general study, see `kdcore.general_config`."""
+    return "corpus" in content
 
 
 def _override(base: Training, changes: dict[str, Any], where: str) -> Training:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from kdcore import config, layout, lineage, sources
+from kdcore import config, general_config, layout, lineage, sources, strict
 from kdcore.errors import UserError
 from kdcore.layout import Layout
 
@@ -42,10 +42,10 @@ def examine(study: Path) -> Iterator[Finding]:
         yield from check()
     yield from _disk(study)
     try:
-        settings = config.load(study / "params.yaml")
-        yield from _settings(study, settings)
-        for look in (_methods, _lock, _sources, _stores):
-            yield from look(study, settings)
+        if config.is_general(strict.read_yaml(study / "params.yaml")):
+            yield from _general(study, general_config.load(study / "params.yaml"))
+        else:
+            yield from _study(study, config.load(study / "params.yaml"))
     except UserError as error:
         what, _, remedy = str(error).rpartition("; ")
         yield Finding("bad", what or remedy, remedy if what else "")
@@ -123,15 +123,39 @@ def _cache(study: Path) -> Path:
     return (study.resolve() / ".dvc" / place).resolve()
 
 
-def _settings(study: Path, settings: config.Study) -> Iterator[Finding]:
+def _general(study: Path, settings: general_config.GeneralStudy) -> Iterator[Finding]:
+    from kdcore import general
+
+    yield from _pipeline(study, "general.dvc.yaml")
+    for name, student in settings.students.items():
+        general.configure(student.method, settings.options(name))
+    yield Finding("ok", f"params.yaml: students {', '.join(settings.students)}")
+    yield _lock(study)
+    yield _source(settings.teacher.source)
+
+
+def _study(study: Path, settings: config.Study) -> Iterator[Finding]:
+    yield from _pipeline(study, "dvc.yaml")
+    yield from _settings(settings)
+    yield from _methods(settings)
+    yield _lock(study)
+    named = {model.source for model in settings.pair.teacher.models} | {settings.pair.student.source} - {"teacher"}
+    yield from map(_source, sorted(named))
+    yield from _stores(study, settings)
+
+
+def _pipeline(study: Path, name: str) -> Iterator[Finding]:
     if not (study / "dvc.yaml").exists():
-        yield Finding("bad", f"{study / 'dvc.yaml'} does not exist", "link it to the checkout's dvc.yaml")
+        yield Finding("bad", f"{study / 'dvc.yaml'} does not exist", f"link it to the checkout's {name}")
+
+
+def _settings(settings: config.Study) -> Iterator[Finding]:
     chosen = settings.study
     yield Finding("ok", f"params.yaml: {len(chosen.datasets)} datasets, {len(chosen.methods)} methods, "
                         f"{len(chosen.seeds)} seeds")
 
 
-def _methods(study: Path, settings: config.Study) -> Iterator[Finding]:
+def _methods(settings: config.Study) -> Iterator[Finding]:
     from kdcore import methods
 
     for name in settings.study.methods:
@@ -139,21 +163,18 @@ def _methods(study: Path, settings: config.Study) -> Iterator[Finding]:
     yield Finding("ok", f"methods: {', '.join(settings.study.methods)}")
 
 
-def _lock(study: Path, settings: config.Study) -> Iterator[Finding]:
-    yield Finding("ok", f"dvc.lock: {len(lineage.read_lock(study))} stages done")
+def _lock(study: Path) -> Finding:
+    return Finding("ok", f"dvc.lock: {len(lineage.read_lock(study))} stages done")
 
 
-def _sources(study: Path, settings: config.Study) -> Iterator[Finding]:
-    named = {model.source for model in settings.pair.teacher.models} | {settings.pair.student.source} - {"teacher"}
-    for source in sorted(named):
-        if source.startswith("package:"):
-            name = source.removeprefix("package:")
-            known = sources.PACKAGES.get(name)
-            here = known is not None and (layout.SOURCES / f"{name}-{known.version}").is_dir()
-            yield Finding("ok", f"{source} is {'here' if here else 'fetched when it is first used'}")
-        else:
-            place = sources.locate(source)
-            yield Finding("ok", f"{source} is {place.place if place.is_local else 'a hub id'}")
+def _source(source: str) -> Finding:
+    if source.startswith("package:"):
+        name = source.removeprefix("package:")
+        known = sources.PACKAGES.get(name)
+        here = known is not None and (layout.SOURCES / f"{name}-{known.version}").is_dir()
+        return Finding("ok", f"{source} is {'here' if here else 'fetched when it is first used'}")
+    place = sources.locate(source)
+    return Finding("ok", f"{source} is {place.place if place.is_local else 'a hub id'}")
 
 
 def _stores(study: Path, settings: config.Study) -> Iterator[Finding]:

@@ -5,14 +5,13 @@ section of its own, so that other shares or weights do not write the corpus anew
 """
 
 import re
-from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from kdcore.config import Family, Training
+from kdcore.config import Family, Training, is_general
 from kdcore.errors import UserError, did_you_mean
 from kdcore.strict import Strict, parse, read_yaml
 
@@ -247,8 +246,3 @@ def load(path: Path) -> GeneralStudy:
         raise UserError(f"{path} is no general study: it has no section `corpus`; this command is for studies such as "
                         "studies/general-cpu")
     return parse(GeneralStudy, content, str(path))
-
-
-def is_general(content: Mapping[str, Any]) -> bool:
-    """Whether a `params.yaml` is that of a general study."""
-    return "corpus" in content

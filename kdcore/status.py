@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from kdcore import config
+from kdcore import config, general_config, strict
 from kdcore.layout import Layout
 from kdcore.tracking_store import process_is_alive, study_name
 
@@ -30,15 +30,20 @@ def tell(study: Path) -> Iterator[str]:
     Raises:
         UserError: the folder is no study, or its params.yaml does not fit.
     """
-    settings = config.load(study / "params.yaml")
-    chosen = settings.study
-    yield (f"study {study_name(study)}: datasets {', '.join(chosen.datasets)}; methods {', '.join(chosen.methods)}; "
-           f"seeds {', '.join(map(str, chosen.seeds))}")
+    path = study / "params.yaml"
+    if config.is_general(strict.read_yaml(path)):
+        settings = None
+        yield f"general study {study_name(study)}: students {', '.join(general_config.load(path).students)}"
+    else:
+        settings = config.load(path)
+        chosen = settings.study
+        yield (f"study {study_name(study)}: datasets {', '.join(chosen.datasets)}; methods "
+               f"{', '.join(chosen.methods)}; seeds {', '.join(map(str, chosen.seeds))}")
     working = [*_flow(study), *_stages(study)]
     # `dvc status` holds DVC's lock; a `dvc repro` whose stage ends meanwhile would wait for three seconds, then fail.
     dvc = None if any(line.startswith(_RUNS) for line in working) else _ask_dvc(study)
     yield from working or ["nothing runs"]
-    results = list(_results(Layout(study), settings))
+    results = list(_results(Layout(study), settings)) if settings else []
     yield from ["what is current is told when nothing runs"] if dvc is None else _stale(dvc)
     yield from results
 

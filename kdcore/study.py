@@ -1,6 +1,7 @@
 """Study folders: make one, find one, and shrink one to a profile.
 
-A study is a folder with `params.yaml`, the pipeline (`dvc.yaml`, a link to the checkout's), `data/` for the user's
+A study is a folder with `params.yaml`, the pipeline (`dvc.yaml`, a link to the checkout's, of a general study to its
+`general.dvc.yaml`), `data/` for the user's
 own files, and a DVC project of its own, so that two studies never wait for each other's lock. All studies of a
 checkout share its cache. A *profile* (`profiles/smoke.yaml`) is a set of changes to `params.yaml`; it runs in a
 sibling folder `NAME.smoke`, made from both, so that a smoke run never touches the results of the real one.
@@ -14,7 +15,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from kdcore import config, strict
+from kdcore import config, general_config, strict
 from kdcore.errors import UserError, did_you_mean
 from kdcore.layout import ROOT, Layout
 
@@ -106,9 +107,10 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 def _write(folder: Path, content: Mapping[str, Any], code: Path, cache: Path | None, git: bool, header: str) -> Layout:
     folder.mkdir(parents=True, exist_ok=True)
     content = dict(content) | {"code": os.path.relpath(code.resolve(), folder.resolve())}
-    strict.parse(config.Study, content, str(folder / "params.yaml"))
+    general = config.is_general(content)
+    strict.parse(general_config.GeneralStudy if general else config.Study, content, str(folder / "params.yaml"))
     _write_if_new(folder / "params.yaml", header + _dump(content))
-    _link(folder / "dvc.yaml", code / "dvc.yaml")
+    _link(folder / "dvc.yaml", code / ("general.dvc.yaml" if general else "dvc.yaml"))
     if not (folder / "data").exists():
         (folder / "data").mkdir()
         (folder / "data" / "README.md").write_text("Your own CSV, JSONL or Parquet files go here.\n", encoding="utf-8")

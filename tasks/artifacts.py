@@ -25,7 +25,8 @@ def publish(study: Path, name: str, outcome: Outcome, registered: list[str], par
     if rows := stage_rows(outcome):
         create_table_artifact(key=f"{key}-stages", table=rows, description=f"Stages of {name}")
     report = Layout(study).report / "report.md"
-    if report.is_file() and (rows := result_rows(json.loads((report.parent / "results.json").read_text("utf-8")))):
+    numbers = report.parent / "results.json"  # of students on datasets; a general study has none
+    if numbers.is_file() and (rows := result_rows(json.loads(numbers.read_text("utf-8")))):
         create_table_artifact(key=f"{key}-numbers", table=rows,
                               description=f"Numbers of {name}: mean ± deviation over seeds, x 100")
     text = []

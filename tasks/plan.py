@@ -8,13 +8,13 @@ import contextlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kdcore import config
+from kdcore import config, general_config
 from kdcore.errors import BusyError, UserError, did_you_mean
 from tasks import repair
 
@@ -35,6 +35,7 @@ class Plan:
         left_out: selected stages that cannot become current because a stage that was not selected is stale.
         stays_stale: all stages that are not current and are not run either.
         notes: what was repaired or restored on the way.
+        students: the selected ones of a general study, assistants before those whom they teach.
     """
 
     datasets: tuple[str, ...]
@@ -44,6 +45,7 @@ class Plan:
     left_out: Mapping[str, str]
     stays_stale: frozenset[str]
     notes: tuple[str, ...]
+    students: tuple[str, ...] = ()
 
     def width(self, stage: str) -> int:
         """How many stages of this kind the study has: they can run at a time."""
@@ -76,8 +78,33 @@ def make(study: Path, datasets: Sequence[str] | None = None, methods: Sequence[s
         BusyError: a DVC command that somebody started by hand is running on this study.
     """
     settings = config.load(study / "params.yaml").study
-    chosen_datasets = _select("dataset", datasets, settings.datasets)
-    chosen_methods = _select("method", methods, settings.methods)
+    chosen_datasets = _select("dataset", datasets, settings.datasets, "study.datasets")
+    chosen_methods = _select("method", methods, settings.methods, "study.methods")
+    found = _look(study, lambda needs: _selected(needs, settings, chosen_datasets, chosen_methods), force)
+    return Plan(chosen_datasets, chosen_methods, *found)
+
+
+def make_general(study: Path, students: Sequence[str] | None = None, force: bool = False) -> Plan:
+    """As `make`, for a general study.
+
+    Args:
+        students: run only these and the assistants that teach them; None means all.
+    """
+    settings = general_config.load(study / "params.yaml")
+    chosen = _select("student", students, tuple(settings.students), "students")
+    ordered = tuple(dict.fromkeys(link for name in chosen for link in settings.chain(name)))
+    excluded = {stage_name("pretrain", name) for name in settings.students if name not in ordered}
+    found = _look(study, lambda needs: [name for name in _in_order(needs) if name not in excluded], force)
+    return Plan((), (), *found, students=ordered)
+
+
+Selecting = Callable[[Mapping[str, frozenset[str]]], list[str]]
+"""From DVC's graph to the stages that are to be brought up to date."""
+
+
+def _look(study: Path, selecting: Selecting, force: bool) -> tuple[
+        Mapping[str, frozenset[str]], dict[str, str], dict[str, str], frozenset[str], tuple[str, ...]]:
+    """The graph and what is stale in it, as `Plan` wants it: `needs` to `notes`."""
     notes = [note for note in (repair.lock_file(study), repair.files_in_use(study)) if note]
     with _repo(study) as repo:
         needs = _graph(repo)
@@ -86,13 +113,12 @@ def make(study: Path, datasets: Sequence[str] | None = None, methods: Sequence[s
             notes.append(f"restored from the cache: {', '.join(restored)}")
             changes = _changes(repo)
     stale = _with_downstream({name: reason(found) for name, found in changes.items() if found}, needs)
-    selected = _selected(needs, settings, chosen_datasets, chosen_methods)
+    selected = selecting(needs)
     if force:
         stale = dict.fromkeys(selected, "forced") | stale
     left_out = _left_out(selected, stale, needs)
     run = {name: why for name, why in stale.items() if name in selected and name not in left_out}
-    return Plan(chosen_datasets, chosen_methods, needs, run, left_out,
-                frozenset(stale) - frozenset(run), tuple(notes))
+    return needs, run, left_out, frozenset(stale) - frozenset(run), tuple(notes)
 
 
 def reason(changes: Sequence[Any]) -> str:
@@ -109,14 +135,14 @@ def reason(changes: Sequence[Any]) -> str:
     return ", ".join(words[:3]) + (f" and {len(words) - 3} more" if len(words) > 3 else "")
 
 
-def _select(what: str, wanted: Sequence[str] | None, known: tuple[str, ...]) -> tuple[str, ...]:
+def _select(what: str, wanted: Sequence[str] | None, known: tuple[str, ...], where: str) -> tuple[str, ...]:
     if wanted is None:
         return known
     if not wanted:
         raise UserError(f"the selection of {what}s is empty; leave it out to run all")
     for name in wanted:
         if name not in known:
-            raise UserError(f"{what} {name!r} is not in study.{what}s of params.yaml; {did_you_mean(name, known)}")
+            raise UserError(f"{what} {name!r} is not in {where} of params.yaml; {did_you_mean(name, known)}")
     return tuple(name for name in known if name in wanted)
 
 

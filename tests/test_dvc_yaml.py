@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kdcore import config, general_config
+from kdcore import config
 from tests.import_graph import ROOT, closure
 from tests.pipelines import listed_code, method_files, needed_code, read_yaml, settings_read
 
@@ -18,7 +18,7 @@ STAGE_FILES = {"evaluate-teacher": "evaluate"}
 METHOD_FILES = method_files("methods")
 PIPELINE = read_yaml(ROOT / "dvc.yaml")["stages"]
 STUDIES = [ROOT, *sorted(p.parent for p in ROOT.glob("studies/*/params.yaml") if "." not in p.parent.name
-                         and not general_config.is_general(read_yaml(p)))]
+                         and not config.is_general(read_yaml(p)))]
 
 
 def _stage_file(stage: str) -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kdcore import general, general_config, study
+from kdcore import config, general, general_config, study
 from kdcore.general_config import GeneralStudy
 from tests.import_graph import ROOT, closure
 from tests.pipelines import listed_code, method_files, needed_code, read_yaml, settings_read
@@ -22,7 +22,7 @@ def _spec(stage: dict[str, Any]) -> dict[str, Any]:
 
 PIPELINE = {name: _spec(stage) for name, stage in read_yaml(ROOT / "general.dvc.yaml")["stages"].items()}
 STUDIES = sorted(p.parent for p in ROOT.glob("studies/*/params.yaml")
-                 if "." not in p.parent.name and general_config.is_general(read_yaml(p)))
+                 if "." not in p.parent.name and config.is_general(read_yaml(p)))
 SECTIONS = {"student": ["students.${key}"], "student_training": ["students.${key}", "training"],
             "options": ["students.${key}", "methods.${item.method}"], "students": ["students"],
             "masking": ["masking"], "teacher": ["teacher"], "training": ["training"], "corpus": ["corpus"]}

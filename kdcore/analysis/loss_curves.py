@@ -27,7 +27,7 @@ def draw(curves: Sequence[LossCurve], path: Path) -> None:
     rows = math.ceil(len(curves) / columns)
     figure = Figure(figsize=(3.4 * columns, 2.4 * rows), layout="constrained", dpi=110)
     canvas = FigureCanvasAgg(figure)
-    panels = figure.subplots(rows, columns, squeeze=False).flat
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, curve in zip(panels, curves, strict=False):
         for number, (term, points) in enumerate(curve.terms.items()):
             axes.plot([step for step, _ in points], [loss for _, loss in points], STYLES[number % len(STYLES)],
@@ -35,9 +35,9 @@ def draw(curves: Sequence[LossCurve], path: Path) -> None:
         if all(loss > 0 for points in curve.terms.values() for _, loss in points):
             axes.set_yscale("log")
         axes.set_title(curve.student, fontsize=9)
-        axes.tick_params(labelsize=7)
+        axes.tick_params(which="both", labelsize=7)
         axes.grid(alpha=0.3)
         axes.legend(frameon=False, fontsize=7)
-    for axes in list(panels)[len(curves):]:
+    for axes in panels[len(curves):]:
         axes.set_axis_off()
     write(canvas, path)

@@ -2,9 +2,9 @@
 
     python -m kdcore.models.random_encoders FOLDER
 
-They have the families, depths and unequal widths of the pairs in `studies/rail-*` and know nothing of any language,
-so no score of a student made from them means anything. The same names give the same bytes on every machine.
-Studies name them as sources, and the environment says where they lie, which the command prints.
+They have the families, depths and unequal widths of the models in `studies/rail-*` and `studies/general-bert6` and
+know nothing of any language, so no score of a student made from them means anything. The same names give the same
+bytes on every machine. Studies name them as sources, and the environment says where they lie, which the command prints.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import (
     AutoModel,
+    AutoModelForPreTraining,
     BertConfig,
     DistilBertConfig,
     PretrainedConfig,
@@ -57,7 +58,9 @@ def write(folder: Path, shape: Shape) -> Path:
     tokenizer = _byte_pieces() if shape.family == "roberta" else _word_pieces()
     with torch.random.fork_rng(devices=[]), quiet():
         torch.default_generator.manual_seed(SEED)
-        AutoModel.from_config(_config(shape, len(tokenizer))).save_pretrained(folder / shape.name)
+        # A BERT as it comes from pre-training: general studies read its language-model head, others its pooler.
+        auto = AutoModelForPreTraining if shape.family == "bert" else AutoModel
+        auto.from_config(_config(shape, len(tokenizer))).save_pretrained(folder / shape.name)
     tokenizer.save_pretrained(folder / shape.name)
     return folder / shape.name
 
@@ -111,7 +114,7 @@ def _byte_pieces() -> PreTrainedTokenizerFast:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Write all of them and print where they lie, as `KDFLOW_SOURCES` has it."""
     parser = argparse.ArgumentParser(prog="python -m kdcore.models.random_encoders", description=(
-        "Write tiny encoders with random weights, for the smoke profiles of studies/rail-*."))
+        "Write tiny encoders with random weights, for the smoke profiles of studies/rail-* and general-bert6."))
     parser.add_argument("folder", type=Path, help="where; what is there under the same names is replaced")
     folder = parser.parse_args(arguments).folder.resolve()
     places = [f"{shape.name}={write(folder, shape)}" for shape in SHAPES]

@@ -24,6 +24,7 @@ from kdcore.errors import UserError
 from kdcore.export import RECORD
 from kdcore.general_config import GeneralStudy
 from kdcore.layout import Layout
+from kdcore.models.files import weights_fingerprint
 
 CURVES = "curves.png"
 
@@ -50,13 +51,21 @@ def run(study: GeneralStudy, layout: Layout) -> None:
     shutil.rmtree(layout.report, ignore_errors=True)
     layout.report.parent.mkdir(parents=True, exist_ok=True)
     os.replace(scratch, layout.report)
-    show([table])
+    _print(layout, table, records)
     print(f"The whole report: {layout.report / 'report.md'}")
 
 
 def show_table(study: GeneralStudy, layout: Layout) -> None:
     """Print the table of a study whose students are all there, without writing anything."""
-    show([_table(study, {name: _record(layout, name) for name in study.students})])
+    records = {name: _record(layout, name) for name in study.students}
+    _print(layout, _table(study, records), records)
+
+
+def _print(layout: Layout, table: Table, names: Iterable[str]) -> None:
+    show([table])
+    for name in names:
+        folder = layout.general_student(name)
+        print(f"{name}: {{source: {folder.absolute()}, revision: {weights_fingerprint(folder)}}}")
 
 
 def _record(layout: Layout, name: str) -> dict[str, Any]:
@@ -68,8 +77,8 @@ def _record(layout: Layout, name: str) -> dict[str, Any]:
 
 
 def _table(study: GeneralStudy, records: Mapping[str, dict[str, Any]]) -> Table:
-    rows = tuple((name, record["method"]["name"], study.students[name].teacher, f"{record['parameters'] / 1e6:.1f}",
-                  f"{_steps(record):,}", f"{record['tokens'] / 1e6:.2f}", _ends(record))
+    rows = tuple((name, record["method"]["name"], study.students[name].teacher, f"{record['parameters'] / 1e6:.3g}",
+                  f"{_steps(record):,}", f"{record['tokens'] / 1e6:.3g}", _ends(record))
                  for name, record in records.items())
     return Table("Students", ("student", "method", "teacher", "encoder, M\nparameters", "steps", "M tokens",
                               "losses, first to last"), rows)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from kdcore.layout import ROOT
 
-PARTS = ("kdcore", "tasks", "flows", "prefect.yaml", "dvc.yaml", "params.yaml", "pyproject.toml", ".dvc/config")
+PARTS = ("kdcore", "tasks", "flows", "prefect.yaml", "dvc.yaml", "general.dvc.yaml", "params.yaml", "pyproject.toml",
+         ".dvc/config")
 
 
 class Checkout:

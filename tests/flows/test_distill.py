@@ -12,7 +12,7 @@ import pytest
 from flows import distill
 from kdcore.errors import UserError
 from kdcore.layout import ROOT
-from tasks import plan
+from tasks import flow, plan
 from tasks.chain import Outcome
 from tasks.processes import with_environment
 from tasks.stage import OWNER
@@ -59,7 +59,7 @@ def test_mistakes_are_one_line_and_exit_code_2(toy, capsys, arguments, message):
 
 def test_parallel_must_be_positive():
     with pytest.raises(UserError, match="parallel = 0: expected 1 or more"):
-        distill._parallel(0)
+        flow.at_a_time(0)
 
 
 def test_open_stages_belong_to_their_dataset_only():

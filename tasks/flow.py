@@ -1,0 +1,145 @@
+"""What the flows share: one at a time per study, what there is to do in a line, how a run ends, exit codes."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from prefect import get_run_logger, runtime
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+
+from kdcore import study as studies
+from kdcore import tracking
+from kdcore.environment import prepare_environment
+from kdcore.errors import BusyError, UserError
+from tasks import artifacts, owner, runs, server, slots
+from tasks.chain import Outcome
+from tasks.plan import Plan
+from tasks.stage import Order
+
+BUSY, REFUSED = "Busy", "Refused"
+"""Names of Failed states: another flow has the study; the user's mistake."""
+
+
+def run_name() -> str:
+    """`demo`, `glue-all`, `glue-all.smoke`: a study's name is its folder's."""
+    given = runtime.flow_run.parameters
+    name = tracking.study_name(studies.locate(given["study"]))
+    return f"{name}.{given['profile']}" if given["profile"] else name
+
+
+def bring_up_to_date(study: str, profile: str | None, parallel: int | None, make: Callable[[Path], Plan],
+                     chain: Callable[[Plan, Order], Outcome],
+                     register: Callable[[Path, Plan, Outcome, str | None], list[str]]) -> State[None]:
+    """The body of a flow: claim the study, plan, run the chain, register, publish what came of it.
+
+    Args:
+        make: plans for the study's folder.
+        chain: runs the stages of a plan.
+        register: gets folder, plan, outcome and MLflow's parent run, adds its failures to the outcome, and returns
+            what to tell of what it registered.
+    """
+    log = get_run_logger()
+    try:
+        folder = studies.materialise(studies.find(study), profile)
+        with owner.claim(folder) as claim:
+            claim.record(str(runtime.flow_run.id))
+            if claim.previous and claim.previous.flow_run and runs.close(claim.previous.flow_run):
+                log.warning(f"closed the run of a flow that was killed (PID {claim.previous.process.split(':')[0]})")
+            runs.close_tasks_of_ended_flows()
+            todo = make(folder)
+            for note in todo.notes:
+                log.warning(note)
+            return _run(folder, todo, Order(study=str(folder), parallel=at_a_time(parallel),
+                                            gpus=tuple(slots.visible_gpus()), owner=claim.process), chain, register)
+    except BusyError as error:
+        return Failed(name=BUSY, message=str(error))
+    except UserError as error:
+        return Failed(name=REFUSED, message=str(error))
+
+
+def _run(folder: Path, todo: Plan, order: Order, chain: Callable[[Plan, Order], Outcome],
+         register: Callable[[Path, Plan, Outcome, str | None], list[str]]) -> State[None]:
+    log, name = get_run_logger(), tracking.study_name(folder)
+    log.info(intention(todo, order.parallel))
+    parent = tracking.start_parent(folder, f"flow {runtime.flow_run.name}") if todo.stale else None
+    ended = "KILLED"
+    try:
+        outcome = chain(todo, replace(order, parent_run=parent))
+        registered = register(folder, todo, outcome, parent)
+        ended = "FAILED" if outcome.failed else "FINISHED"
+        artifacts.publish(folder, name, outcome, registered, parent)
+    finally:
+        tracking.end_parent(parent, ended)
+    for stage, why in outcome.left_out.items():
+        log.warning(f"{stage} was left out: it {why}")
+    return Failed(message=outcome.message) if outcome.failed else Completed(message=outcome.message)
+
+
+def intention(todo: Plan, parallel: int) -> str:
+    """What a flow is going to do, in one line."""
+    if not todo.stale:
+        return f"nothing to do: {len(todo.needs) - len(todo.stays_stale)} of {len(todo.needs)} stages are current"
+    first = ", ".join(f"{stage} ({why})" for stage, why in list(todo.stale.items())[:3])
+    return (f"{len(todo.stale)} of {len(todo.needs)} stages to do, {parallel} at a time: {first}"
+            + (" ..." if len(todo.stale) > 3 else ""))
+
+
+def at_a_time(given: int | None) -> int:
+    """How many stages run together; raises UserError for fewer than one."""
+    if given is not None and given < 1:
+        raise UserError(f"parallel = {given}: expected 1 or more; leave it out for one per GPU, or two on a CPU")
+    # Small models gain little from a second thread: two stages of one thread each are done sooner than one of two.
+    return given or len(slots.visible_gpus()) or min(2, slots.cores())
+
+
+def from_shell(name: str, options: argparse.Namespace, make: Callable[[Path], Plan], start: Callable[[], State[Any]],
+               conclude: Callable[[Path, Plan | None], None]) -> int:
+    """Run a flow from a shell, or nothing when nothing is to be done.
+
+    Args:
+        options: those of `arguments`.
+        start: runs the flow.
+        conclude: prints the results of the study in a folder; with the plan where there was nothing to do.
+
+    Returns:
+        The exit code: 0 done, 1 a stage failed, 2 the user's mistake, 75 the study is busy, 130 interrupted.
+    """
+    prepare_environment()
+    try:
+        folder = studies.materialise(studies.find(options.study), options.profile)
+        if not options.force and not owner.left_dead(folder):
+            with owner.claim(folder):
+                todo = make(folder)
+                for note in todo.notes:
+                    print(note)
+                if not todo.stale:
+                    print(intention(todo, 1))
+                    conclude(folder, todo)
+                    return 0
+        with server.reachable():
+            state = start()
+        if not state.is_completed():
+            print(f"{name}: {state.message}", file=sys.stderr)
+            return {BUSY: BusyError.exit_code, REFUSED: UserError.exit_code}.get(state.name or "", 1)
+        conclude(folder, None)
+        return 0
+    except UserError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted; the same command goes on from there", file=sys.stderr)
+        return 130
+
+
+def arguments(name: str, description: str) -> argparse.ArgumentParser:
+    """What every flow takes from a shell."""
+    parser = argparse.ArgumentParser(prog=f"python -m flows.{name}", description=description)
+    parser.add_argument("--study", default=".", help="its folder (default: the checkout's own)")
+    parser.add_argument("--profile", help="a file of its profiles/, without ending")
+    parser.add_argument("--parallel", type=int, help="stages at a time (default: one per GPU, else 2)")
+    parser.add_argument("--force", action="store_true", help="run although nothing changed")
+    return parser
