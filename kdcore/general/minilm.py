@@ -50,9 +50,11 @@ class Config(MethodConfig):
     """`layers: last`: the teacher layer that teaches, 1..n; None takes the last."""
 
     @model_validator(mode="after")
-    def _one_way_to_pair(self) -> Self:
+    def _all_is_used(self) -> Self:
         if self.layers == "layer_to_layer" and self.teacher_layer is not None:
             raise ValueError("teacher_layer goes with layers: last, not with layer_to_layer; leave one of them out")
+        if self.values == "none" and "value_weight" in self.model_fields_set:
+            raise ValueError("value_weight does nothing with values: none; leave it out")
         return self
 
 

@@ -15,7 +15,8 @@ from kdcore.training.selected import Selected
 
 
 class FeatureSource(Protocol):
-    """What gives the teacher's features of a batch: `kdcore.teacher.Teacher`, stored, live or mixed."""
+    """What gives the teacher's features of a batch: `kdcore.teacher.Teacher`, stored, live or mixed, for a dataset;
+    `kdcore.live_model.LiveModel` for a corpus."""
 
     def features(self, batch: dict[str, Any], keys: frozenset[FeatureKey]) -> Features:
         """The features `keys` of a batch on the host, without gradients, on the student's device."""

@@ -152,6 +152,7 @@ def test_unequal_head_counts_are_refused_in_favour_of_relation_heads() -> None:
     ({"teacher_layer": 7}, "teacher_layer is 7, expected 1..6"),
     ({"teacher_layer": 0}, "teacher_layer is 0, expected 1..6"),
     ({"layers": "layer_to_layer", "teacher_layer": 3}, "teacher_layer goes with layers: last"),
+    ({"values": "none", "value_weight": 0.5}, "value_weight does nothing with values: none"),
     ({"values": "relations"}, "'relation', 'mse' or 'none'"),
 ])
 def test_what_does_not_fit_is_refused_by_name(settings: dict[str, object], says: str) -> None:
