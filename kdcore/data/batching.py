@@ -69,8 +69,8 @@ class Examples(Dataset[dict[str, Any]]):
         return batch
 
 
-def collate(batch: dict[str, Any]) -> dict[str, Any]:
-    """`DataLoader`'s collate function: `Examples` returns finished batches already."""
+def collate(batch: Any) -> Any:
+    """`DataLoader`'s collate function: what `Examples` and corpora return is a batch already."""
     return batch
 
 

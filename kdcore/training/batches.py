@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from kdcore.data.batching import LengthGroupedBatches
+from kdcore.data.batching import LengthGroupedBatches, collate
 from kdcore.objective import Step
 from kdcore.training.data import Masking, Rows, Share
 
@@ -77,9 +77,4 @@ def loader(dataset: Parts, shares: Shares) -> DataLoader:
 
     The generator of its own keeps the loader from drawing on the global one, which dropout uses.
     """
-    return DataLoader(dataset, batch_sampler=shares, collate_fn=_finished, generator=torch.Generator())
-
-
-def _finished(batch: Any) -> Any:
-    """`DataLoader` would collate what `Rows` return, but that is a batch already."""
-    return batch
+    return DataLoader(dataset, batch_sampler=shares, collate_fn=collate, generator=torch.Generator())
