@@ -16,7 +16,8 @@ from kdcore.features import LOGITS
 from kdcore.layout import ROOT
 from kdcore.objective import Dims, Objective, Progress, Setting
 
-STUDIES = sorted(path.parent for path in ROOT.glob("studies/*/params.yaml") if "." not in path.parent.name)
+STUDIES = sorted(path.parent for path in ROOT.glob("studies/*/params.yaml") if "." not in path.parent.name
+                 and not config.is_general(strict.read_yaml(path)))
 PROFILES = [(folder, name) for folder in STUDIES for name in study.profiles(folder)]
 
 
