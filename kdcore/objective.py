@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -99,6 +99,23 @@ TeacherOf = Callable[[Int[Tensor, " b"], frozenset[FeatureKey]], Features]
 
 
 @dataclass(frozen=True)
+class Standing:
+    """How good the student is on rows of the selection split, in eval mode."""
+
+    loss: float
+    """Mean label loss."""
+    score: float
+    """What selects checkpoints: the mean of the dataset's metrics; higher is better."""
+
+
+class Examine(Protocol):
+    """Runs the student over the selection split; costs a pass, and is to be called only when the value is used."""
+
+    def __call__(self, rows: int | None = None) -> Standing:
+        """`rows` takes so many of them, scattered but always the same ones; None, or more than there are, takes all."""
+
+
+@dataclass(frozen=True)
 class Needs:
     """The features that a step reads from each model."""
 
@@ -187,8 +204,13 @@ class Objective(nn.Module, ABC):
         """The parameters that the student's optimiser updates."""
         return self.parameters()
 
-    def before_steps(self, dev_loss: Callable[[], float]) -> None:
-        """Called once before the first step of each phase, not after a resume; `dev_loss` as in `after_step`."""
+    @property
+    def done(self) -> bool:
+        """True: the phases of this objective that are still to come are left out. Follows from its state."""
+        return False
+
+    def before_steps(self, examine: Examine) -> None:
+        """Called once before the first step of each phase, not after a resume."""
 
     def before_epoch(self, progress: Progress, teacher: TeacherOf) -> None:
         """Called before the first step of each epoch, not after a resume in the middle of one.
@@ -197,12 +219,15 @@ class Objective(nn.Module, ABC):
         stored, and is to be called only when the values are used.
         """
 
-    def after_step(self, progress: Progress, dev_loss: Callable[[], float]) -> None:
+    def after_step(self, progress: Progress, examine: Examine) -> None:
         """Called once after each optimiser step: update memory banks, learn from rewards.
 
-        `dev_loss` runs the student over the selection split in eval mode and returns its mean
-        label loss; it costs a pass and is to be called only when the value is used.
+        Not after a step whose loss or gradient was not finite: it counts for nothing.
         """
+
+    def after_steps(self, examine: Examine) -> Mapping[str, float]:
+        """Called once after the last step of each phase; returns what the log is to know of the phase as a whole."""
+        return {}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ those of a run that was never stopped.
 
 import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import ClassVar
 
 import pytest
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from kdcore.features import LOGITS, FeatureKey, Features
 from kdcore.losses import kd_loss, label_loss, unit
-from kdcore.objective import Alarm, Batch, Loss, Needs, Objective, Progress, Setting
+from kdcore.objective import Alarm, Batch, Examine, Loss, Needs, Objective, Progress, Setting, Standing
 from tests.methods.toys import CLASSIFICATION, STEPS_PER_EPOCH, Toy, batch, progress, toys
 
 STATE = FeatureKey("cls", 3)
@@ -54,7 +54,7 @@ class MemoryBank(Objective):
         nothing = torch.zeros(len(queries), dtype=torch.int64)
         return Loss({"contrast": label_loss(scores / 0.07, nothing, regression=False)}, {"contrast": 1.0})
 
-    def after_step(self, progress: Progress, dev_loss: Callable[[], float]) -> None:
+    def after_step(self, progress: Progress, examine: Examine) -> None:
         for ids, labels, vectors in self._seen:
             self.bank[ids] = unit(0.5 * self.bank[ids] + 0.5 * vectors)
             self.labels[ids] = labels
@@ -95,13 +95,13 @@ class Selector(Objective):
     def main_parameters(self) -> Iterator[nn.Parameter]:
         return self.student_bridge.parameters()
 
-    def before_steps(self, dev_loss: Callable[[], float]) -> None:
-        self.before.fill_(dev_loss())
+    def before_steps(self, examine: Examine) -> None:
+        self.before.fill_(examine().loss)
 
-    def after_step(self, progress: Progress, dev_loss: Callable[[], float]) -> None:
+    def after_step(self, progress: Progress, examine: Examine) -> None:
         if progress.step % 2 == 0:
             return
-        after = dev_loss()
+        after = examine().loss
         reward = self.before - after
         self.before.fill_(after)
         action = self.actor(self.state)
@@ -122,7 +122,7 @@ class Selector(Objective):
 
 
 def run(objective: Objective, student: Toy, optimiser: torch.optim.Optimizer, steps: range, micro_batches: int) -> int:
-    """A bare trainer: returns how often the dev loss was computed."""
+    """A bare trainer: returns how often the student was examined."""
     teacher = toys(CLASSIFICATION)[1]
     evaluations = 0
 
@@ -131,15 +131,16 @@ def run(objective: Objective, student: Toy, optimiser: torch.optim.Optimizer, st
         return objective(student.features(ids, needs.student), teacher.features(ids, needs.teacher),
                          batch(CLASSIFICATION, ids), moment).total.sum()
 
-    def dev_loss() -> float:
+    def examine(rows: int | None = None) -> Standing:
         nonlocal evaluations
         evaluations += 1
         ids = torch.arange(12, 16)
         with torch.no_grad():
-            return label_loss(student.features(ids, frozenset({LOGITS})).logits, ids % 3, False).mean().item()
+            logits = student.features(ids, frozenset({LOGITS})).logits
+        return Standing(label_loss(logits, ids % 3, False).mean().item(), score=0.0)
 
     if steps.start == 0:
-        objective.before_steps(dev_loss)
+        objective.before_steps(examine)
     for step in steps:
         ids = torch.arange(4) + 4 * (step % STEPS_PER_EPOCH)
         ids = ids[:3] if step % STEPS_PER_EPOCH == 3 else ids  # an epoch's last batch is short
@@ -147,7 +148,7 @@ def run(objective: Objective, student: Toy, optimiser: torch.optim.Optimizer, st
         for part in ids.chunk(micro_batches):
             (loss(part, progress(step)) / len(ids)).backward()
         optimiser.step()
-        objective.after_step(progress(step), dev_loss)
+        objective.after_step(progress(step), examine)
     return evaluations
 
 

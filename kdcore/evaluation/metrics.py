@@ -115,10 +115,12 @@ def decide(logits: Float[Tensor, "n c"], regression: bool) -> np.ndarray:
 
 
 def score(prepared: Prepared, split: str, logits: Float[Tensor, "n c"],
-          measure: Callable[[str, np.ndarray, np.ndarray], Measured] = measure) -> dict[str, Any]:
+          measure: Callable[[str, np.ndarray, np.ndarray], Measured] = measure,
+          part: Int[Tensor, " n"] | None = None) -> dict[str, Any]:
     """Score the logits of a whole split, rows in the split's order, columns in the order of `info.labels`.
 
-    Rows of the training split without labels do not count.
+    Rows of the training split without labels do not count. `part` names the rows, all with labels, where the logits
+    are not those of the whole split.
     Out-of-domain splits of a classification are scored by accuracy after mapping classes by name; where
     classes collapse, `accuracy_prob_sum` stands beside it.
 
@@ -134,10 +136,13 @@ def score(prepared: Prepared, split: str, logits: Float[Tensor, "n c"],
         raise UserError(f"{info.name}/{split} hides its labels, so it cannot be scored here; its predictions are "
                         "written for submission")
     labels = prepared.labels(split).numpy()
+    if part is not None:
+        labels = labels[part.numpy()]
     if len(labels) != len(logits):
         raise UserError(f"{info.name}/{split} has {len(labels)} rows but {len(logits)} predictions; predict the whole "
                         "split before scoring")
-    labels, logits = labels[:about.labelled], logits[:about.labelled]
+    if part is None:
+        labels, logits = labels[:about.labelled], logits[:about.labelled]
     predictions = decide(logits, info.regression)
     constant = len(predictions) > 1 and np.ptp(predictions) == 0
     if info.labels is None:

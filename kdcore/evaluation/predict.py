@@ -3,7 +3,7 @@
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -14,7 +14,8 @@ from kdcore.models.reading import accepts
 
 
 def predict(model: PreTrainedModel, prepared: Prepared, split: str, batch_size: int,
-            which: Literal["teacher", "student"] = "student") -> Float[Tensor, "n c"]:
+            which: Literal["teacher", "student"] = "student",
+            part: Int[Tensor, " n"] | None = None) -> Float[Tensor, "n c"]:
     """Run a sequence classifier over a split in eval mode on the model's device.
 
     Rows are batched by length, longest first (a batch that does not fit fails at once), and come back in the
@@ -23,6 +24,7 @@ def predict(model: PreTrainedModel, prepared: Prepared, split: str, batch_size: 
 
     Args:
         which: whose tokens to read; they differ where teacher and student have different tokenizers.
+        part: rows of the split to run over, in the order in which they are to come back; None is all.
 
     Returns:
         [n, c], columns in the order of the dataset's labels, whatever the model's own order is.
@@ -35,16 +37,18 @@ def predict(model: PreTrainedModel, prepared: Prepared, split: str, batch_size: 
     prepared.split(split)
     tokens = prepared.tokens(split, which)
     kept = accepts(model)
-    logits = torch.empty(len(tokens), info.classes, device=model.device)  # one copy to the host, at the end
+    wanted = torch.arange(len(tokens)) if part is None else part
+    logits = torch.empty(len(wanted), info.classes, device=model.device)  # one copy to the host, at the end
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with torch.inference_mode():
-            for batch in sorted_batches(tokens.lengths, batch_size):
-                rows = torch.tensor(batch)
-                inputs = {name: values.to(model.device) for name, values in tokens.pad(rows).items() if name in kept}
+            for batch in sorted_batches(tokens.lengths[wanted.numpy()], batch_size):
+                places = torch.tensor(batch)
+                padded = tokens.pad(wanted[places])
+                inputs = {name: values.to(model.device) for name, values in padded.items() if name in kept}
                 output = model(**inputs, output_hidden_states=False, output_attentions=False)
-                logits[rows.to(model.device)] = output.logits.float()
+                logits[places.to(model.device)] = output.logits.float()
     finally:
         for module, training in modes:
             module.training = training

@@ -17,7 +17,6 @@ layers are `pooling: cls`, `teacher_layers: [1, 3, 5, 7, 9, 11]`. Not followed: 
 is averaged, dropout in the teacher, a loss of regression between all pairs of examples.
 """
 
-from collections.abc import Callable
 from typing import Literal, Self
 
 import torch
@@ -31,7 +30,7 @@ from kdcore.errors import UserError
 from kdcore.features import LOGITS, FeatureKey, Features, layer_keys
 from kdcore.losses import kd_loss, label_loss
 from kdcore.negatives import Negatives, Source
-from kdcore.objective import Batch, Loss, Needs, Objective, Phase, Progress, Setting, TeacherOf
+from kdcore.objective import Batch, Examine, Loss, Needs, Objective, Phase, Progress, Setting, TeacherOf
 from kdcore.projection import Projection, initialised_from
 
 REFRESHED_TOGETHER = 256
@@ -114,7 +113,7 @@ class CoDir(Objective):
         }
         return Loss(parts, self.weights)
 
-    def after_step(self, progress: Progress, dev_loss: Callable[[], float]) -> None:
+    def after_step(self, progress: Progress, examine: Examine) -> None:
         if self.momentum is not None:
             self.contrast.update(self.momentum)
 

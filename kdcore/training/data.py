@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kdcore.objective import Masked
+from kdcore.objective import Masked, Standing
 from kdcore.training.precision import Precision
 
 
@@ -60,8 +60,8 @@ class Judge(Protocol):
     def evaluate(self, student: PreTrainedModel) -> tuple[dict[str, Any], float]:
         """The metrics and the score that selects; higher is better."""
 
-    def loss(self, student: PreTrainedModel) -> float:
-        """Mean label loss in eval mode."""
+    def examine(self, student: PreTrainedModel, rows: int | None = None) -> Standing:
+        """Loss and score, of some of its rows where asked for; see `kdcore.objective.Examine`."""
 
 
 class Data(Protocol):

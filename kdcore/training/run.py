@@ -83,6 +83,8 @@ def train(student: PreTrainedModel, phases: Sequence[Phase], data: Data, setting
         journal.resume(checkpoint.step_of(resumed) if resumed else 0)
         for number, phase in list(enumerate(phases))[around.record.phase:]:
             if number > around.record.phase:
+                if phase.objective.done:
+                    continue
                 around.record.begin_phase(number)
                 around.selected.forget()
                 resumed = None
@@ -130,10 +132,11 @@ def _result(record: Record, phases: Sequence[Phase], settings: Training, seed: i
         "score": development.pop("score", None), "metrics": development}
     if effective(settings, phases[-1]).keep == "best" and record.best is not None:
         selected = asdict(record.best)
+    run = {entry["phase"] for entry in record.history}  # an objective may have left some out
     return {"seed": seed, "precision": precision,
             "phases": [{"name": phase.name} | effective(settings, phase).deciding()
                        | ({} if phase.layer_rates is None else {"layer_rates": list(phase.layer_rates)})
-                       for phase in phases],
+                       for phase in phases if phase.name in run],
             "selected": selected, "history": record.history, "curve": record.curve, "tokens": record.times.tokens,
             "skipped_steps": record.skipped, "warnings": record.warnings}
 

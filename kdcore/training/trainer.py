@@ -22,7 +22,7 @@ from kdcore.config import Training
 from kdcore.data.batching import LengthGroupedBatches
 from kdcore.errors import UserError
 from kdcore.features import FeatureKey, Features
-from kdcore.objective import Progress, Step
+from kdcore.objective import Progress, Standing, Step
 from kdcore.training import checkpoint
 from kdcore.training.batches import Parts, Shares, loader
 from kdcore.training.distiller import Distiller
@@ -106,14 +106,19 @@ class DistillationTrainer(Trainer):
         begun = checkpoint.step_of(resume_from) - self.around.record.steps_before if resume_from else 0
         self.around.display.begin(self.phase, begun, self.args.max_steps)
         if resume_from is None:
-            self.distiller.objective.before_steps(self.dev_loss)
+            self.distiller.objective.before_steps(self.examine)
         self.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
 
-    def dev_loss(self) -> float:
-        """Mean label loss on the selection split, in eval mode; raises ValueError where there is none."""
+    def examine(self, rows: int | None = None) -> Standing:
+        """Loss and score on (`rows` of) the selection split, in eval mode; raises ValueError where there is none."""
         if self.around.development is None:
             raise ValueError(f"{self.phase} asks for the loss on the selection split, but nothing selects here")
-        return self.around.development.loss(self.distiller.student)
+        started = time.monotonic()
+        standing = self.around.development.examine(self.distiller.student, rows)
+        took = time.monotonic() - started
+        self.around.record.times.evaluation += took
+        self._clock += took
+        return standing
 
     # What transformers' loop asks for.
 
@@ -174,7 +179,7 @@ class DistillationTrainer(Trainer):
         return self.around.teacher.features(batch, keys)
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
-        """Clip what the optimiser updates, and drop the gradients of a step whose loss is not finite.
+        """Clip what the optimiser updates, and drop the gradients of a step that is not finite or teaches nothing.
 
         The step's numbers are read here: the one time in a step that the host waits for the device.
         """
@@ -194,15 +199,22 @@ class DistillationTrainer(Trainer):
         record.times.tokens += self._step_tokens
         if bad:
             self._count_skipped(bad)
-            if self.accelerator.scaler is None:  # without gradients AdamW leaves weights and its own state alone
-                for parameter in parameters:
-                    parameter.grad = None
+            if self.accelerator.scaler is None:
+                self._drop_gradients(parameters)
         else:
             record.skipped_in_a_row = 0
             record.open.include(step.sums)
             record.stretch.include(step.sums)
             self._window_full = self._window.add(step.sums, step.gradient_norm, groups[0]["lr"])
+            if step.gradient_norm == 0:  # nothing was taught: momentum and decay shall not move the weights either
+                self._drop_gradients(parameters)
         return norm
+
+    @staticmethod
+    def _drop_gradients(parameters: list[nn.Parameter]) -> None:
+        """Without gradients AdamW leaves weights and its own state alone."""
+        for parameter in parameters:
+            parameter.grad = None
 
     def _scaler_will_help(self) -> bool:
         """fp16 gradients overflow now and then: the scaler skips the step and halves its scale. Below 1 it cannot."""
@@ -234,7 +246,7 @@ class DistillationTrainer(Trainer):
         """After an optimiser step; True when a checkpoint is to be written now."""
         step, around = self.state.global_step, self.around
         if self._applied and not self.accelerator.optimizer_step_was_skipped:
-            self.distiller.objective.after_step(self._progress_at(step - 1), self.dev_loss)
+            self.distiller.objective.after_step(self._progress_at(step - 1), self.examine)
         if self._window_full:
             self._window_full = False
             values = self._window.empty()
@@ -253,11 +265,13 @@ class DistillationTrainer(Trainer):
         self._stop_clock()
         entry = record.close_epoch(self.phase, step / self.steps_per_epoch, step)
         better = self._evaluate_student(entry) if self.evaluates else False
+        patience = self.settings.patience if self.settings.keep == "best" else None
+        record.finished = step >= self.args.max_steps or (patience is not None and record.stale >= patience)
+        if record.finished:
+            entry["diagnostics"] |= self.distiller.objective.after_steps(self.examine)
         self._ring_alarms(entry["diagnostics"])
         around.journal.write(record.steps_before + step, record.flat(entry))
         around.display.epoch(entry, self.epochs, record.times.epochs[-1], better)
-        patience = self.settings.patience if self.settings.keep == "best" else None
-        record.finished = step >= self.args.max_steps or (patience is not None and record.stale >= patience)
         due = self._save_wanted or (self.args.world_size == 1 and self._checkpoint_is_due())
         return due or around.interruption.received is not None, record.finished
 

@@ -14,7 +14,7 @@ from kdcore import config, methods
 from kdcore.config import MethodConfig
 from kdcore.errors import UserError
 from kdcore.features import Features
-from kdcore.objective import Loss, Needs, Objective, Phase, Progress, Setting
+from kdcore.objective import Loss, Needs, Objective, Phase, Progress, Setting, Standing
 from tests.methods.toys import CLASSIFICATION, REGRESSION, Recording, Toy, batch, progress, toys
 
 pytestmark = pytest.mark.parametrize("name", methods.names())
@@ -273,13 +273,18 @@ def test_default_study_configures_it(name: str, repository: Path) -> None:
 
 
 def train(objective: Objective, models: tuple[Toy, Toy], setting: Setting, steps: int) -> None:
-    """A bare loop: batches by id, AdamW over student and objective."""
+    """A bare loop over a whole phase: batches by id, AdamW over student and objective."""
     parameters = [*models[0].parameters(), *objective.main_parameters()]
     optimiser = torch.optim.AdamW([p for p in parameters if p.requires_grad], lr=1e-3, weight_decay=0)
-    objective.before_steps(lambda: 1.0)
+    objective.before_steps(examine)
     for step in range(steps):
         ids = torch.arange(4) + 4 * (step % 4)
         optimiser.zero_grad()
         loss_of(objective, models, setting, ids, progress(step)).total.mean().backward()
         optimiser.step()
-        objective.after_step(progress(step), lambda: 1.0)
+        objective.after_step(progress(step), examine)
+    objective.after_steps(examine)
+
+
+def examine(rows: int | None = None) -> Standing:
+    return Standing(loss=1.0, score=0.5)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from kdcore.features import LOGITS, Features, layer_keys
 from kdcore.losses import label_loss
-from kdcore.objective import Alarm, Batch, Loss, Needs, Objective, Phase, Progress, TeacherOf
+from kdcore.objective import Alarm, Batch, Examine, Loss, Needs, Objective, Phase, Progress, Standing, TeacherOf
 
 
 class Stop(Exception):
@@ -31,7 +31,7 @@ class Watched(Objective):
         self.stepped: list[Progress] = []
         self.begun = 0
         self.epochs: list[Progress] = []
-        self.dev_losses: list[float] = []
+        self.standings: list[Standing] = []
         self.interfere = interfere
         self.level = level
         self.needs = Needs(student=frozenset({LOGITS, *layer_keys("mean", (1,))}))
@@ -43,14 +43,14 @@ class Watched(Objective):
                  "bridge": self.interfere(progress.step, bridge)}
         return Loss(parts, {"label": 1.0, "bridge": 0.25}, {"level": torch.tensor(self.level), "constant": 3.0})
 
-    def before_steps(self, dev_loss: Callable[[], float]) -> None:
+    def before_steps(self, examine: Examine) -> None:
         self.begun += 1
-        self.dev_losses.append(dev_loss())
+        self.standings.append(examine())
 
     def before_epoch(self, progress: Progress, teacher: TeacherOf) -> None:
         self.epochs.append(progress)
 
-    def after_step(self, progress: Progress, dev_loss: Callable[[], float]) -> None:
+    def after_step(self, progress: Progress, examine: Examine) -> None:
         self.stepped.append(progress)
 
 

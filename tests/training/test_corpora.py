@@ -152,8 +152,8 @@ def test_a_corpus_selects_nothing(corpus: Corpus, teacher: Path, student: Path, 
     assert len(CorpusRows(corpus)) == 40
 
     class Asks(Watching):
-        def before_steps(self, dev_loss: Any) -> None:
-            dev_loss()
+        def before_steps(self, examine: Any) -> None:
+            examine()
 
     inner = phases_of("mlm", corpus, teacher, student)[0].objective
     with pytest.raises(ValueError, match="nothing selects here"):

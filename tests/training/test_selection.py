@@ -1,6 +1,7 @@
 """Which weights a training returns (lessons A63, B3; no initial "best = 0")."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ from kdcore.data.batching import Examples
 from kdcore.data.prepared import Prepared
 from kdcore.errors import UserError
 from kdcore.features import LOGITS
-from kdcore.objective import Needs, Phase, Progress, TeacherOf
+from kdcore.objective import Examine, Loss, Needs, Phase, Progress, TeacherOf
 from kdcore.training.development import Development
+from kdcore.training.precision import Precision
 from kdcore.training.record import Record
-from tests.training.doubles import Watched, watched
-from tests.training.problem import run, same_weights, tiny_student, tiny_teacher
+from tests.training.doubles import Stop, Watched, stop_at, watched
+from tests.training.problem import lines, run, same_weights, tiny_student, tiny_teacher
 
 
 class Marks:
@@ -101,8 +103,8 @@ def test_phases_run_in_order(prepared: Prepared, folder: Path, mark: Any) -> Non
 def test_a_fresh_student_for_a_phase(prepared: Prepared, folder: Path) -> None:
     """The phase starts from the initial weights; what the objective learned stays."""
     class Looks(Watched):
-        def before_steps(self, dev_loss: Any) -> None:
-            self.first = dev_loss()
+        def before_steps(self, examine: Any) -> None:
+            self.first = examine()
 
     objective = Looks()
     phases = (Phase("learn", objective, epochs=1), Phase("use", objective, epochs=1 / 6, fresh_student=True))
@@ -166,7 +168,88 @@ def test_dev_loss_is_that_of_the_selection_split(prepared: Prepared, folder: Pat
     with torch.no_grad():
         logits = student(**tokens.pad(torch.arange(len(tokens)))).logits
     by_hand = torch.nn.functional.cross_entropy(logits, prepared.labels("validation")).item()
-    assert objective.dev_losses == [pytest.approx(by_hand, rel=1e-5)]
+    assert [standing.loss for standing in objective.standings] == [pytest.approx(by_hand, rel=1e-5)]
+
+
+def test_some_rows_of_the_selection_split_are_always_the_same(prepared: Prepared) -> None:
+    development = Development(prepared, Precision("fp32", "cpu"), 8)
+    student = tiny_student(prepared)
+    part = development._part(10)
+    assert torch.equal(part, Development(prepared, Precision("fp32", "cpu"), 4)._part(10))
+    assert len(set(part.tolist())) == 10 < part.max()
+    with torch.no_grad():
+        logits = student.eval()(**prepared.tokens("validation", "student").pad(part)).logits
+    labels = prepared.labels("validation")[part]
+    standing = development.examine(student, 10)
+    assert standing.loss == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
+    assert standing.score == pytest.approx((logits.argmax(dim=1) == labels).float().mean().item())
+    assert development.examine(student) == development.examine(student, 40) != standing
+    assert development.examine(student).score == development.evaluate(student)[1]
+
+
+class Rounds(Watched):
+    """Says after each phase how often it was through with one; wants no more than two."""
+
+    def __init__(self, interfere: Callable[[int, torch.Tensor], torch.Tensor] = lambda now, part: part) -> None:
+        super().__init__(interfere)
+        self.register_buffer("rounds", torch.tensor(0))
+
+    @property
+    def done(self) -> bool:
+        return int(self.rounds) >= 2
+
+    def after_steps(self, examine: Examine) -> dict[str, float]:
+        self.rounds += 1
+        return {"rounds": float(self.rounds), "dev": examine().loss}
+
+
+def rounds(interfere: Callable[[int, torch.Tensor], torch.Tensor] = lambda now, part: part) -> tuple[Phase, ...]:
+    """Four phases of one objective, and one of another."""
+    torch.manual_seed(7)
+    several, last = Rounds(), Watched(interfere)
+    return (*(Phase(f"round-{number}", several, epochs=1, keep="last", fresh_student=True) for number in range(4)),
+            Phase("last", last, epochs=1, fresh_student=True))
+
+
+def test_an_objective_leaves_its_further_phases_out(prepared: Prepared, folder: Path) -> None:
+    result = run(prepared, folder, phases=rounds())
+    assert [phase["name"] for phase in result.record["phases"]] == ["round-0", "round-1", "last"]
+    assert [(entry["phase"], entry["diagnostics"].get("rounds")) for entry in result.record["history"]] == [
+        ("round-0", 1), ("round-1", 2), ("last", None)]
+    assert [line["epoch/rounds"] for line in lines(folder) if "epoch/rounds" in line] == [1, 2]
+    assert [line["step"] for line in lines(folder)][-1] == 18
+
+
+@pytest.mark.usefixtures("saves_always")
+def test_they_stay_left_out_after_a_resume(prepared: Prepared, tmp_path: Path) -> None:
+    straight = run(prepared, tmp_path / "a", phases=rounds())
+    for step in (0, 3):  # with the checkpoint of the last round's end, and with one of the last phase
+        with pytest.raises(Stop):
+            run(prepared, tmp_path / "b", phases=rounds(stop_at(step)))
+    resumed = run(prepared, tmp_path / "b", phases=rounds())
+    assert same_weights(straight.student, resumed.student)
+    assert straight.record == resumed.record
+
+
+def test_a_step_that_teaches_nothing_is_not_taken(prepared: Prepared, folder: Path) -> None:
+    """Neither momentum nor decay moves a weight; step, schedule and objective go on."""
+    weights: list[torch.Tensor] = []
+
+    class Silent(Watched):
+        def forward(self, *seen: Any) -> Loss:
+            loss = super().forward(*seen)
+            return Loss(loss.parts, dict.fromkeys(loss.parts, float(seen[-1].step != 3)))
+
+        def after_step(self, progress: Progress, examine: Examine) -> None:
+            super().after_step(progress, examine)
+            weights.append(self.bridge.weight.detach().clone())
+
+    objective = Silent()
+    result = run(prepared, folder, phases=(Phase("toy", objective),), epochs=1, weight_decay=0.1, schedule="constant",
+                 warmup_share=0.0)
+    assert [progress.step for progress in objective.stepped] == list(range(6))
+    assert [torch.equal(one, other) for one, other in pairwise(weights)] == [False, False, True, False, False]
+    assert result.record["skipped_steps"] == 0
 
 
 def test_same_seed_same_bytes(prepared: Prepared, tmp_path: Path) -> None:
