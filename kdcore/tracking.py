@@ -67,18 +67,19 @@ class Run:
     @classmethod
     def start(cls, kind: str, layout: Layout, dataset: str | None = None, method: str | None = None,
               seed: int | None = None, params: Mapping[str, Any] | None = None,
-              tags: Mapping[str, str] | None = None) -> Self:
+              tags: Mapping[str, str] | None = None, student: str | None = None) -> Self:
         """Begin a run and return at once; the store is contacted in the background.
 
         Args:
             kind: the stage, e.g. `distill`.
             params: nested settings; flattened to `training.epochs` and the like. Only what we chose ourselves.
             tags: further tags, e.g. the checkpoint's hash.
+            student: of a general study, in place of a dataset.
         """
         if not enabled():
             return cls(None)
-        what = {"kind": kind, "study": study_name(layout.study), "dataset": dataset, "method": method,
-                "seed": None if seed is None else str(seed)}
+        what = {"kind": kind, "study": study_name(layout.study), "student": student, "dataset": dataset,
+                "method": method, "seed": None if seed is None else str(seed)}
         worker = _Worker(_Record(layout.study.resolve(), {k: v for k, v in what.items() if v is not None},
                                  flatten(params or {}), dict(tags or {})))
         worker.attempt(tracking_store.load)
@@ -180,7 +181,7 @@ class _Record:
 
     @property
     def name(self) -> str:
-        parts = [self.what["kind"]] + [self.what[k] for k in ("dataset", "method") if k in self.what]
+        parts = [self.what["kind"]] + [self.what[k] for k in ("student", "dataset", "method") if k in self.what]
         return " ".join(parts) + (f" seed {self.what['seed']}" if "seed" in self.what else "")
 
     def all_tags(self) -> dict[str, str]:
@@ -188,17 +189,21 @@ class _Record:
         tags = {f"kdflow.{name}": value for name, value in self.what.items()}
         tags |= {tracking_store.HOST: socket.gethostname(), tracking_store.PROCESS: tracking_store.own_process(),
                  tracking_store.NAME: self.name}
-        source = " ".join(["kdflow", *(self.what[k] for k in ("kind", "dataset", "method") if k in self.what)])
+        words = ("kind", "student") if "student" in self.what else ("kind", "dataset", "method")
+        source = " ".join(["kdflow", *(self.what[k] for k in words if k in self.what)])
         tags |= {"mlflow.source.name": source, "mlflow.source.type": "LOCAL"}
         if code.commit:
             tags |= {"mlflow.source.git.commit": code.commit, "kdflow.revision": str(code)}
         return tags | self._inputs() | {_key(name): value[:_LONGEST_VALUE] for name, value in self.tags.items()}
 
     def _inputs(self) -> dict[str, str]:
-        """DVC hashes of what this dataset's earlier stages gave, under `dvc.NAME`."""
+        """DVC hashes of what earlier stages gave this dataset or student, under `dvc.NAME`."""
         outputs, dataset = locked_outputs(self.study), self.what.get("dataset")
-        return {f"dvc.{folder}": outputs[path] for folder in ("prepared", "teacher", "features")
-                if folder != self.what["kind"] and (path := f"artifacts/{folder}/{dataset}") in outputs}
+        places = {folder: f"artifacts/{folder}/{dataset}" for folder in ("prepared", "teacher", "features")}
+        if "student" in self.what:
+            places = {"corpus": "artifacts/corpus"}
+        return {f"dvc.{folder}": outputs[path] for folder, path in places.items()
+                if folder != self.what["kind"] and path in outputs}
 
 
 class _Points:

@@ -68,7 +68,7 @@ def test_commands_exist(document, command):
 
 def _deployments() -> set[str]:
     content = YAML(typ="safe").load((ROOT / "prefect.yaml").read_text(encoding="utf-8"))
-    return {f"{deployment['entrypoint'].partition(':')[2]}/{deployment['name']}" for deployment in content["deployments"]}
+    return {f"{each['entrypoint'].partition(':')[2]}/{each['name']}" for each in content["deployments"]}
 
 
 def test_the_commands_were_found():

@@ -153,8 +153,10 @@ class Work:
         student, init = build(self.student.model, self.teacher_folder, with_head, self.training.seed,
                               f"students.{self.name}.model")
         journal = self.layout.logs / f"pretrain@{self.name}.jsonl"
-        with Run.start("pretrain", self.layout, self.name, self.student.method, self.training.seed,
-                       {key: identity[key] for key in ("training", "precision", "method", "model")}) as tracked:
+        with Run.start("pretrain", self.layout, method=self.student.method, seed=self.training.seed, student=self.name,
+                       params={key: identity[key] for key in ("training", "precision", "method", "model")},
+                       tags={"kdflow.general.teacher": identity["teacher"],
+                             "kdflow.general.corpus": identity["corpus"]}) as tracked:
             result = train(student, phases, OfCorpus(self.corpus, self.study.masking), self.training,
                            self.training.seed, place / "checkpoints", Journal(journal, tracked), self.name,
                            self.teacher())

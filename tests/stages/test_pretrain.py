@@ -21,6 +21,7 @@ from kdcore.layout import Layout
 from kdcore.models.files import weights_fingerprint
 from kdcore.models.loading import dims, load_described, load_encoder
 from kdcore.stages import general_report, general_teacher, pretrain
+from tests.mlflow_store import Store
 from tests.stages.small_general_study import TRAINING, general_study, student, with_corpus
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,6 +112,23 @@ def test_pretrain_says_how_to_use_it(tmp_path: Path, capsys: pytest.CaptureFixtu
     folder = layout.general_student("small")
     said = f"student: {{source: {folder}, revision: {weights_fingerprint(folder)}}}"
     assert said in capsys.readouterr().out
+
+
+def test_mlflow_has_a_run_per_student_with_the_curve_of_every_term(store: Store) -> None:
+    study, layout = general_study(store.study, training=TRAINING | {"steps": 3})
+    with_corpus(study, layout)
+    (store.study / "dvc.lock").write_text(
+        "schema: '2.0'\nstages:\n  corpus:\n    cmd: x\n    outs: [{path: artifacts/corpus, md5: abc.dir}]\n")
+    pretrain.run(study, layout, "small")
+    (run,) = store.runs()
+    assert (run.info.run_name, run.info.status) == ("pretrain small minilm seed 0", "FINISHED")
+    tags = run.data.tags
+    assert tags["mlflow.source.name"] == "kdflow pretrain small"
+    assert tags["kdflow.student"] == "small"
+    assert tags["dvc.corpus"] == "abc.dir"
+    assert tags["kdflow.general.teacher"] == weights_fingerprint(layout.general_teacher)
+    assert {"loss", "loss/attention", "loss/value_relation", "learning_rate"} <= run.data.metrics.keys()
+    assert run.data.params["training.steps"] == "3"
 
 
 def test_equal_inputs_give_equal_bytes(done: tuple[GeneralStudy, Layout]) -> None:
