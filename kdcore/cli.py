@@ -71,14 +71,17 @@ def _root(
 
 
 @app.command()
-def init(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The new study's folder.")]) -> None:
-    """Make a study folder that starts from the default settings.
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The new study's folder.")],
+    like: Annotated[Path, typer.Option(metavar="DIR", help="A study to start from, e.g. studies/general-cpu.")] = ROOT,
+) -> None:
+    """Make a study folder that starts from the settings of another study, by default the checkout's own.
 
     Example: kdflow init studies/mine
     """
     from kdcore import study
 
-    made = study.initialise(folder, ROOT / "params.yaml", git=folder.resolve().is_relative_to(ROOT))
+    made = study.initialise(folder, study.find(like) / "params.yaml", git=folder.resolve().is_relative_to(ROOT))
     typer.echo(f"{folder} is a study now: edit {made.params}, then run `dvc repro` in the folder")
 
 

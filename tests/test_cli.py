@@ -10,7 +10,7 @@ import pytest
 
 from kdcore import __version__, cli, environment
 from kdcore.errors import BusyError, UserError
-from kdcore.layout import Layout
+from kdcore.layout import ROOT, Layout
 from kdcore.stages import report
 from tests.command import kdflow
 
@@ -119,3 +119,15 @@ def test_environment_turns_telemetry_off_and_keeps_what_the_user_set(monkeypatch
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
     assert os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] == "false"
     assert os.environ["TRANSFORMERS_VERBOSITY"] == "debug"
+
+
+def test_a_study_like_another(tmp_path):
+    """The pipeline goes with the settings: that of a general study is another one."""
+    for like, pipeline in (("studies/general-cpu", "general.dvc.yaml"), ("studies/glue-cpu", "dvc.yaml")):
+        made = tmp_path / pipeline.partition(".")[0]
+        outcome = kdflow("init", str(made), "--like", like, cwd=tmp_path)
+        assert outcome.code == 0, outcome.err
+        assert (made / "dvc.yaml").resolve() == ROOT / pipeline
+    refused = kdflow("init", str(tmp_path / "x"), "--like", "studies/general-cp", cwd=tmp_path)
+    assert refused.code == 2
+    assert "did you mean 'studies/general-cpu'" in refused.err
