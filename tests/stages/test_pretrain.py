@@ -24,6 +24,8 @@ from kdcore.stages import general_report, general_teacher, pretrain
 from tests.mlflow_store import Store
 from tests.stages.small_general_study import TRAINING, general_study, student, with_corpus
 
+pytest_plugins = ("tests.mlflow_store",)
+
 ROOT = Path(__file__).resolve().parents[2]
 STUDENTS = {
     "small": student("minilm"),
