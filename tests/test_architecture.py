@@ -29,9 +29,12 @@ MAY_IMPORT = {
     "negatives": CORE,
     "memory_bank": CORE,
     "contrastive": CORE | {"memory_bank"},
+    "knowledge_types": CORE,
+    "selector": set(),
+    "selector_training": {"config", "selector"},
     "method_files": {"config", "errors", "strict"},
     "methods": CORE | {"method_files", "token_losses", "selection", "knowledge", "composition", "negatives",
-                       "contrastive", "intermediate"},
+                       "contrastive", "intermediate", "knowledge_types", "selector", "selector_training"},
     "mlm_losses": CORE | {"token_losses"},
     "general": CORE | {"method_files", "token_losses", "mlm_losses", "intermediate"},
 }

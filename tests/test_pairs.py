@@ -77,7 +77,7 @@ class Pair:
                      "max_length": max_length},
             "training": {"teacher": training, "student": training},
             "datasets": {"toy": {"data": {}, "teacher": {}, "student": {}}},
-            "methods": {name: {} for name in methods.names()} | {"tinybert": SHORT},
+            "methods": {name: {} for name in methods.names()} | {"tinybert": SHORT, "ksm": {"episodes": 1}},
             "features": {"kinds": ["logits", "cls", "mean"], "dtype": "float32"},
             "gate": {"allow_weak": True}, "evaluation": {}}
         return strict.parse(config.Study, content, "params.yaml"), layout

@@ -34,9 +34,10 @@ from kdcore.training.run import train
 
 CODE = ("training", "models", "objective.py", "features.py", "losses.py", "token_losses.py", "mapping.py",
         "selection.py", "knowledge.py", "composition.py", "intermediate.py", "projection.py", "negatives.py",
-        "memory_bank.py", "contrastive.py", "origin.py", "teacher.py", "live_model.py", "teacher_folder.py",
-        "store.py", "export.py", "data/answers.py", "data/batching.py", "data/tokens.py", "evaluation/metrics.py",
-        "evaluation/ood.py", "evaluation/predict.py", "stages/distill.py")
+        "memory_bank.py", "contrastive.py", "knowledge_types.py", "selector.py", "selector_training.py", "origin.py",
+        "teacher.py", "live_model.py", "teacher_folder.py", "store.py", "export.py", "data/answers.py",
+        "data/batching.py", "data/tokens.py", "evaluation/metrics.py", "evaluation/ood.py", "evaluation/predict.py",
+        "stages/distill.py")
 """What decides what a student becomes, beside the method's own file: a checkpoint of other code is not resumed."""
 
 

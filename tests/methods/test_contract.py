@@ -23,14 +23,17 @@ FOLDER = Path(methods.__file__).parent
 SOME = torch.tensor([3, 0, 9, 14])
 READS_LABELS = {"codir", "tckd", "nckd"}
 """Parts beside the label loss that labels decide: which examples are negatives, which class is the target."""
+READS_ORDER = {"ksm"}
+"""Methods whose state is a batch in its order, as their paper has it."""
 
 
 def phases_of(name: str, setting: Setting) -> tuple[Phase, ...]:
-    """The method's phases with its defaults, in float64."""
-    phases = methods.load(name).phases(methods.configure(name, {}), setting)
-    for phase in phases:
+    """The method's phases with its defaults, in float64; of several with the same objective the first."""
+    found = {id(phase.objective): phase
+             for phase in reversed(methods.load(name).phases(methods.configure(name, {}), setting))}
+    for phase in found.values():
         phase.objective.double()
-    return phases
+    return tuple(reversed(found.values()))
 
 
 def features_of(
@@ -173,6 +176,8 @@ def test_examples_without_labels_leave_out_the_label_loss_alone(name: str, setti
 
 @settings
 def test_order_of_examples_changes_nothing(name: str, setting: Setting) -> None:
+    if name in READS_ORDER:
+        pytest.skip("the order of a batch is a part of its state by the method's definition")
     order = torch.tensor([2, 0, 3, 1])
     models = toys(setting)
     for phase in phases_of(name, setting):

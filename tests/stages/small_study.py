@@ -26,7 +26,7 @@ def small_study(folder: Path, regression: bool = False, seeds: tuple[int, ...] =
                  "student": {"layers": "even", "depth": layers // 2}, "max_length": 32},
         "training": {"teacher": training, "student": training},
         "datasets": {"toy": {"data": {}, "teacher": {}, "student": {}}},
-        "methods": {name: {} for name in methods.names()} | {"tinybert": SHORT}, "features": {},
+        "methods": {name: {} for name in methods.names()} | {"tinybert": SHORT, "ksm": {"episodes": 1}}, "features": {},
         "gate": {"allow_weak": True}, "evaluation": {}}
     return strict.parse(config.Study, content | sections, "params.yaml"), layout
 

@@ -25,7 +25,8 @@ LABELS = ("negative", "positive")
 FRIENDLY = ("good", "great", "fine", "liked")
 HYPER: dict[str, dict[str, Any]] = {
     "tinybert": {"hidden": [[0, 0], [1, 1], [2, 3], [3, 4]], "attention": [[1, 1], [2, 3], [3, 4]],
-                 "intermediate_epochs": None, "prediction_epochs": None}}
+                 "intermediate_epochs": None, "prediction_epochs": None},
+    "ksm": {"episodes": 1, "reward_steps": 2}}
 """What a method needs in place of its defaults for the tiny pair, four and three layers, and for short trainings."""
 
 

@@ -10,7 +10,7 @@ from kdcore.data.prepared import Prepared
 from tests.corpora import tiny_corpus
 from tests.training import corpus_problem
 from tests.training.doubles import Stop, poison, stop_at, watched
-from tests.training.problem import run
+from tests.training.problem import phases_of, run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 
@@ -18,7 +18,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("method", methods.names())
 def test_every_precision(method: str, precision: str, prepared: Prepared, tmp_path: Path) -> None:
-    result = run(prepared, tmp_path, method, precision=precision, epochs=3, accumulation=2)
+    couples = any(phase.objective.couples_examples for phase in phases_of(method, prepared))
+    result = run(prepared, tmp_path, method, precision=precision, epochs=3, accumulation=1 if couples else 2)
     assert result.record["precision"] == precision
     assert result.student.device.type == "cpu"
     assert all(torch.isfinite(value).all() for value in result.student.state_dict().values())

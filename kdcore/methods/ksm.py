@@ -1,0 +1,148 @@
+"""KSM: a knowledge selection module weighs, step by step, how much of each type of knowledge the student learns.
+
+Wang, Lu, Mu, Hu, Xiao and Zhu, Findings of EMNLP 2022, "Improved Knowledge Distillation for Pre-trained Language Models
+via Knowledge Selection". An actor sees the last layer's CLS states of both models for the batch and gives an action a:
+  L = sum over types of a_m L_m (soft), or of the L_m with a_m >= lambda (hard)
+Types are response, feature, relation and fine-tuning (`kdcore/knowledge_types.py`). A critic learns from rewards: by
+how much the loss on development rows fell over k steps, and what was new; the actor follows the critic's gradient
+(`kdcore/selector.py`). Algorithm 2 trains them in `episodes` with a fresh student each, while its score improves;
+Algorithm 1, the last phase, trains a fresh student with the best episode's selector as it is.
+
+Deviations from the paper: rewards come of `dev_rows` rows of the selection split, for the split that selects the module
+not to be all of the one that reports; `paper` takes all. What the text leaves open, in words where no symbol is given:
+T^2 in response; features of a batch are joined, with zeros where it is short; r = loss before - loss after; the value
+of what follows is a constant; a hard action without any type takes no step. Where widths differ, feature and relation
+compare after a linear map each.
+Released code: none.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from kdcore.features import FeatureKey, Features
+from kdcore.knowledge_types import KnowledgeConfig, KnowledgeTypes
+from kdcore.objective import Batch, Examine, Loss, Needs, Objective, Phase, Progress, Setting, Standing
+from kdcore.projection import initialised_from
+from kdcore.selector import Seen, Selector, hard, padded
+from kdcore.selector_training import LearningConfig, SelectorLearner, as_bytes, from_bytes
+
+
+class Config(KnowledgeConfig, LearningConfig):
+    """What there is to choose from, and how the selector learns; the paper has BERT-base with batches of 32."""
+
+
+class Selection(Objective):
+    """The types of knowledge, weighed by an action on the batch."""
+
+    couples_examples = True
+
+    def __init__(self, config: Config, setting: Setting) -> None:
+        super().__init__()
+        self.config = config
+        self.batch_size = setting.batch_size
+        self.knowledge = KnowledgeTypes(config, setting)
+        self.student_state = FeatureKey("cls", setting.student.layers)
+        self.teacher_state = FeatureKey("cls", setting.teacher.layers)
+        read = self.knowledge.needs(config.types)
+        self.needs = Needs(read.student | {self.student_state}, read.teacher | {self.teacher_state})
+
+    def main_parameters(self) -> Iterator[nn.Parameter]:
+        return self.knowledge.parameters()
+
+    def seen(self, student: Features, teacher: Features) -> Seen:
+        return padded(student[self.student_state], teacher[self.teacher_state], self.batch_size)
+
+    def weighed(self, action: Float[Tensor, " k"], student: Features, teacher: Features, batch: Batch) -> Loss:
+        if self.config.actions == "hard":
+            action = hard(action, self.config.threshold)
+        parts = self.knowledge(student, teacher, batch, self.config.types)
+        weights: dict[str, Tensor] = {
+            name: (self.config.knowledge[name] * weight).expand(len(batch.ids))
+            for name, weight in zip(self.config.types, action, strict=True)}
+        return Loss(parts, weights, {f"action/{name}": weight for name, weight in zip(parts, action, strict=True)})
+
+
+class Episodes(Selection):
+    """Algorithm 2: the selector learns; each phase is an episode."""
+
+    def __init__(self, config: Config, setting: Setting, selector: Selector, best: Selector) -> None:
+        super().__init__(config, setting)
+        self.learner = SelectorLearner(selector, config, setting.student.width, setting.teacher.width,
+                                       len(config.types), setting.seed)
+        self.best = best
+        self.rows = None if config.dev_rows == "paper" else config.dev_rows
+        self.episode = self.stale = 0
+        self.standing = Standing(0.0, 0.0)
+        self.best_score: float | None = None
+        self.rewards: list[float] = []
+
+    @property
+    def done(self) -> bool:
+        return self.stale >= self.config.episode_patience
+
+    def before_steps(self, examine: Examine) -> None:
+        self.episode += 1
+        self.standing, self.rewards = examine(self.rows), []
+        self.knowledge.reset()
+        self.learner.begin()
+
+    def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Loss:
+        action, exploration = self.learner.choose(self.seen(student, teacher), f"{self.episode} {progress.step}")
+        loss = self.weighed(action, student, teacher, batch)
+        news = {"reward": self.rewards[-1]} if self.rewards and not self.learner.steps else {}
+        return Loss(loss.parts, loss.weights, {**loss.diagnostics, "exploration": exploration, **news})
+
+    def after_step(self, progress: Progress, examine: Examine) -> None:
+        if self.learner.keep():
+            self._reward(examine)
+
+    def after_steps(self, examine: Examine) -> Mapping[str, float]:
+        if self.learner.steps and self.learner.reward is None:
+            self._reward(examine)
+        self.learner.end()
+        score = self.standing.score
+        if self.best_score is None or score > self.best_score:
+            self.best_score, self.stale = score, 0
+            self.best.load_state_dict(self.learner.selector.state_dict())
+        else:
+            self.stale += 1
+        return {"episode/score": score, "episode/dev_loss": self.standing.loss, "episode/reward": sum(self.rewards)}
+
+    def get_extra_state(self) -> Tensor:
+        return as_bytes({"episode": self.episode, "stale": self.stale, "best_score": self.best_score,
+                         "standing": [self.standing.loss, self.standing.score], "rewards": self.rewards})
+
+    def set_extra_state(self, state: Tensor) -> None:
+        content = from_bytes(state)
+        self.episode, self.stale, self.best_score = (content[key] for key in ("episode", "stale", "best_score"))
+        self.standing, self.rewards = Standing(*content["standing"]), content["rewards"]
+
+    def _reward(self, examine: Examine) -> None:
+        before, self.standing = self.standing, examine(self.rows)
+        self.rewards.append(before.loss - self.standing.loss if self.config.reward == "loss"
+                            else self.standing.score - before.score)
+        self.learner.earn(self.rewards[-1])
+
+
+class Use(Selection):
+    """Algorithm 1: the selector's actions as they are."""
+
+    def __init__(self, config: Config, setting: Setting, selector: Selector) -> None:
+        super().__init__(config, setting)
+        self.selector = selector
+
+    def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Loss:
+        return self.weighed(self.selector.choose(self.seen(student, teacher))[0], student, teacher, batch)
+
+
+def phases(config: Config, setting: Setting) -> tuple[Phase, ...]:
+    """The episodes, then the use of the best one; raises UserError when depths and mapping do not fit together."""
+    with initialised_from(setting.seed):
+        selector = Selector(setting.student.width, setting.teacher.width, setting.batch_size, len(config.types))
+    best = selector.frozen()
+    learning = Episodes(config, setting, selector, best)
+    return (*(Phase(f"episode-{number}", learning, epochs=config.episode_epochs, keep="last", fresh_student=True)
+              for number in range(1, config.episodes + 1)),
+            Phase("distill", Use(config, setting, best), fresh_student=True))

@@ -1,0 +1,216 @@
+"""KSM: totals, episodes and their rewards, the best selector, what each phase learns, refusals."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kdcore import methods
+from kdcore.errors import UserError
+from kdcore.knowledge_types import TYPES
+from kdcore.methods.ksm import Episodes, Use
+from kdcore.objective import Loss, Objective, Phase, Setting, Standing
+from tests.methods.toys import CLASSIFICATION, STEPS_PER_EPOCH, batch, progress, toys
+
+SOME = torch.tensor([3, 0, 9, 14])
+
+
+def phases_of(setting: Setting = CLASSIFICATION, **settings: Any) -> tuple[Phase, ...]:
+    phases = methods.load("ksm").phases(methods.configure("ksm", settings), setting)
+    for phase in phases:
+        phase.objective.double()
+    return phases
+
+
+def parts_of(**settings: Any) -> tuple[Episodes, Use]:
+    """The objectives of the episodes and of the last phase."""
+    first, *_, last = phases_of(**settings)
+    assert isinstance(first.objective, Episodes)
+    assert isinstance(last.objective, Use)
+    return first.objective, last.objective
+
+
+def loss_of(objective: Objective, ids: Tensor = SOME, step: int = 0) -> Loss:
+    needs, (student, teacher) = objective.needs, toys(CLASSIFICATION)
+    return objective(student.features(ids, needs.student), teacher.features(ids, needs.teacher),
+                     batch(CLASSIFICATION, ids), progress(step))
+
+
+class Examiner:
+    """Gives out standings and counts."""
+
+    def __init__(self, losses: Iterator[float], scores: Iterator[float]) -> None:
+        self.losses, self.scores = losses, scores
+        self.given: list[Standing] = []
+        self.rows: set[int | None] = set()
+
+    def __call__(self, rows: int | None = None) -> Standing:
+        self.rows.add(rows)
+        self.given.append(Standing(next(self.losses), next(self.scores)))
+        return self.given[-1]
+
+
+def examiner(losses: Callable[[int], float] = lambda n: 1 / (1 + n),
+             scores: Callable[[int], float] = lambda n: n / 100) -> Examiner:
+    return Examiner(map(losses, range(1000)), map(scores, range(1000)))
+
+
+def play(objective: Objective, steps: int, examine: Examiner) -> list[Loss]:
+    """An episode of a student that does not learn."""
+    objective.before_steps(examine)
+    losses = []
+    for step in range(steps):
+        ids = torch.arange(4) + 4 * (step % STEPS_PER_EPOCH)
+        losses.append(loss_of(objective, ids[:3] if step % STEPS_PER_EPOCH == 3 else ids, step))
+        objective.after_step(progress(step), examine)
+    losses[-1].diagnostics.update(objective.after_steps(examine))
+    return losses
+
+
+# One step
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["episodes", "use"])
+def test_soft_actions_weigh(which: int) -> None:
+    objective = parts_of(knowledge=dict(zip(TYPES, (1, 2, 3, 4), strict=True)))[which]
+    loss = loss_of(objective)
+    assert tuple(loss.parts) == TYPES
+    actions = [loss.diagnostics[f"action/{name}"] for name in TYPES]
+    expected = sum(weight * action * loss.parts[name]
+                   for weight, action, name in zip((1, 2, 3, 4), actions, TYPES, strict=True))
+    torch.testing.assert_close(loss.total, expected)
+    assert all(0 < action < 1 for action in actions)
+    assert not any(weight.requires_grad for weight in loss.weights.values())
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["episodes", "use"])
+def test_hard_actions_choose(which: int) -> None:
+    soft = loss_of(parts_of()[which]).diagnostics
+    ranked = sorted(TYPES, key=lambda name: soft[f"action/{name}"])
+    threshold = float(soft[f"action/{ranked[1]}"] + soft[f"action/{ranked[2]}"]) / 2
+    loss = loss_of(parts_of(actions="hard", threshold=threshold)[which])
+    torch.testing.assert_close(loss.total, loss.parts[ranked[2]] + loss.parts[ranked[3]])
+    assert [float(loss.diagnostics[f"action/{name}"]) for name in ranked] == [0, 0, 1, 1]
+
+
+def test_no_type_at_all_is_a_gradient_of_zero() -> None:
+    """Which the trainer takes as a step that is not to be taken."""
+    objective, _ = parts_of(actions="hard", threshold=0.99)
+    student, teacher = toys(CLASSIFICATION)
+    total = objective(student.features(SOME, objective.needs.student), teacher.features(SOME, objective.needs.teacher),
+                      batch(CLASSIFICATION, SOME), progress(0)).total
+    assert total.tolist() == [0, 0, 0, 0]
+    total.sum().backward()
+    assert not student.states.grad.any()
+    assert not any(parameter.grad.any() for parameter in objective.main_parameters())
+
+
+def test_a_subset_has_a_smaller_action() -> None:
+    objective, use = parts_of(knowledge={"label": 1, "response": 1})
+    assert [layer.weight.shape[0] for layer in objective.learner.selector.actor.layers][-1] == 2
+    assert tuple(loss_of(use).parts) == ("response", "label")
+    assert objective.needs.student == {key for key in objective.needs.student if key.kind == "logits" or key.layer == 3}
+
+
+def test_a_short_batch_has_an_action() -> None:
+    objective, _ = parts_of()
+    assert loss_of(objective, SOME[:1]).total.isfinite().all()
+    assert not objective.seen(*(model.features(SOME[:1], needs) for model, needs in zip(
+        toys(CLASSIFICATION), (objective.needs.student, objective.needs.teacher), strict=True))).present[0, 1:].any()
+
+
+# Episodes
+
+
+@pytest.mark.parametrize(("steps", "k", "passes"), [(8, 3, 4), (9, 3, 4), (7, 3, 4), (5, 1, 6), (2, 64, 2)])
+def test_examinations_of_an_episode(steps: int, k: int, passes: int) -> None:
+    """ceil(N / k) + 1; the rewards add up to the whole fall of the loss."""
+    objective, _ = parts_of(reward_steps=k, dev_rows=10)
+    examine = examiner()
+    losses = play(objective, steps, examine)
+    assert len(examine.given) == passes == -(-steps // k) + 1
+    assert examine.rows == {10}
+    assert losses[-1].diagnostics["episode/reward"] == pytest.approx(examine.given[0].loss - examine.given[-1].loss)
+    assert losses[-1].diagnostics["episode/score"] == examine.given[-1].score
+    rewards = [loss.diagnostics["reward"] for loss in losses if "reward" in loss.diagnostics]
+    expected = [a.loss - b.loss for a, b in zip(examine.given, examine.given[1:], strict=False)]
+    assert rewards == pytest.approx(expected[:(steps - 1) // k])
+    assert [step for step, loss in enumerate(losses) if "reward" in loss.diagnostics] == list(range(k, steps, k))
+
+
+def test_rewards_by_score_and_all_of_the_split() -> None:
+    objective, _ = parts_of(reward_steps=2, reward="score", dev_rows="paper")
+    examine = examiner(scores=lambda n: n * n / 100)
+    losses = play(objective, 6, examine)
+    assert losses[2].diagnostics["reward"] == pytest.approx(0.01)
+    assert losses[4].diagnostics["reward"] == pytest.approx(0.03)
+    assert examine.rows == {None}
+
+
+@pytest.mark.parametrize(("scores", "patience", "best", "played"), [
+    ((0.5, 0.7, 0.6, 0.9), 1, 1, 3), ((0.5, 0.4, 0.6, 0.6), 2, 2, 4), ((0.5, 0.5), 1, 0, 2)])
+def test_the_best_episode_is_kept(scores: tuple[float, ...], patience: int, best: int, played: int) -> None:
+    objective, use = parts_of(episode_patience=patience)
+    selectors = []
+    for score in scores:
+        if objective.done:
+            break
+        play(objective, 2, examiner(scores=lambda n, score=score: score))
+        selectors.append({name: value.clone() for name, value in objective.learner.selector.state_dict().items()})
+    assert len(selectors) == played
+    assert all(torch.equal(value, selectors[best][name]) for name, value in use.selector.state_dict().items())
+    if patience == 1:
+        assert objective.done
+
+
+def test_a_last_segment_that_is_full_is_learned_from_once() -> None:
+    objective, _ = parts_of(reward_steps=2)
+    play(objective, 4, examiner())
+    state = objective.learner.critic_optimiser.adam.state_dict()["state"]
+    assert {float(entry["step"]) for entry in state.values()} == {2}
+
+
+def test_actor_and_critic_learn_and_the_used_selector_does_not() -> None:
+    objective, use = parts_of(reward_steps=2)
+    before = {name: value.clone() for name, value in objective.learner.selector.named_parameters()}
+    play(objective, 4, examiner())
+    assert all(not torch.equal(value, before[name])
+               for name, value in objective.learner.selector.named_parameters())
+    assert {id(parameter) for parameter in objective.main_parameters()}.isdisjoint(
+        id(parameter) for parameter in objective.learner.parameters())
+    assert {name.split(".")[0] for name, _ in use.named_parameters()} == {"knowledge"}
+    kept = {name: value.clone() for name, value in use.selector.state_dict().items()}
+    play(use, 4, examiner())
+    assert all(torch.equal(value, kept[name]) for name, value in use.selector.state_dict().items())
+
+
+def test_each_episode_starts_with_the_first_maps() -> None:
+    objective, _ = parts_of()
+    first = [parameter.clone() for parameter in objective.main_parameters()]
+    assert len(first) == 2
+    for parameter in objective.main_parameters():
+        parameter.data += 1
+    objective.before_steps(examiner())
+    assert all(torch.equal(one, other) for one, other in zip(objective.main_parameters(), first, strict=True))
+
+
+def test_phases() -> None:
+    phases = phases_of(episodes=3, episode_epochs=0.5)
+    assert [phase.name for phase in phases] == ["episode-1", "episode-2", "episode-3", "distill"]
+    assert all(phase.fresh_student for phase in phases)
+    assert [phase.epochs for phase in phases] == [0.5, 0.5, 0.5, None]
+    assert [phase.keep for phase in phases] == ["last", "last", "last", None]
+    assert len({id(phase.objective) for phase in phases}) == 2
+
+
+@pytest.mark.parametrize("settings", [
+    {"reward_steps": 0}, {"threshold": 1}, {"threshold": 0}, {"gamma": 1.1}, {"noise": -1}, {"episodes": 0},
+    {"alpha": 0}, {"actor_learning_rate": 0}, {"dev_rows": 0}, {"dev_rows": "all"}, {"episode_patience": 0},
+], ids=str)
+def test_values_out_of_range(settings: dict[str, Any]) -> None:
+    (key,) = settings
+    with pytest.raises(UserError, match=f"methods.ksm: {key}") as caught:
+        methods.configure("ksm", settings)
+    assert "\n" not in str(caught.value)
