@@ -54,7 +54,7 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
         for axes in (left, right):
             axes.grid(alpha=0.3)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        right.legend(frameon=False)
+        right.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), handlelength=3.5)
     write(canvas, path)
 
 
