@@ -9,11 +9,11 @@ layers (PKD-skip),
   label     FinK = cross-entropy, or the squared error of a regression
 """
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, Self, get_args
 
 import torch
 from jaxtyping import Float
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from kdcore.config import MethodConfig
@@ -37,6 +37,14 @@ class KnowledgeConfig(MethodConfig):
     temperature: float = Field(default=1.0, gt=0)
     mapping: Rule | Pairs = "skip"
     """`feature`, `relation`: `skip`, `last`, `even`, or pairs [student layer, teacher layer]."""
+
+    @model_validator(mode="after")
+    def _knowledge_is_used(self) -> Self:
+        for key, concerned in (("temperature", {"response"}), ("mapping", {"feature", "relation"})):
+            if key in self.model_fields_set and not concerned & set(self.knowledge):
+                raise ValueError(f"{key} concerns {' and '.join(sorted(concerned))}, of which `knowledge` names none; "
+                                 "leave it out")
+        return self
 
     @property
     def types(self) -> tuple[Type, ...]:

@@ -10,11 +10,11 @@ import io
 import json
 import random
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from jaxtyping import Float
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from kdcore.config import MethodConfig
@@ -65,6 +65,14 @@ class LearningConfig(MethodConfig):
     """None is the study's."""
     episode_patience: int = Field(default=1, ge=1)
     """Episodes in a row without a better score that end the selector's training."""
+
+    @model_validator(mode="after")
+    def _learning_is_used(self) -> Self:
+        if self.actions == "soft" and (idle := {"threshold", "alpha"} & self.model_fields_set):
+            raise ValueError(f"{min(idle)} concerns actions: hard; leave it out or set that")
+        if not self.exploration and "alpha" in self.model_fields_set:
+            raise ValueError("alpha is the scale of a reward that exploration: false switches off; leave it out")
+        return self
 
 
 class OwnAdam(nn.Module):

@@ -207,10 +207,23 @@ def test_phases() -> None:
 
 @pytest.mark.parametrize("settings", [
     {"reward_steps": 0}, {"threshold": 1}, {"threshold": 0}, {"gamma": 1.1}, {"noise": -1}, {"episodes": 0},
-    {"alpha": 0}, {"actor_learning_rate": 0}, {"dev_rows": 0}, {"dev_rows": "all"}, {"episode_patience": 0},
+    {"alpha": 0}, {"knowledge": {}}, {"actor_learning_rate": 0}, {"dev_rows": 0}, {"dev_rows": "all"},
+    {"episode_patience": 0},
 ], ids=str)
 def test_values_out_of_range(settings: dict[str, Any]) -> None:
     (key,) = settings
     with pytest.raises(UserError, match=f"methods.ksm: {key}") as caught:
+        methods.configure("ksm", settings)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"threshold": 0.3}, "threshold concerns actions: hard"), ({"alpha": 0.2}, "alpha concerns actions: hard"),
+    ({"actions": "hard", "exploration": False, "alpha": 0.2}, "exploration: false switches off"),
+    ({"knowledge": {"label": 1}, "temperature": 2}, "temperature concerns response"),
+    ({"knowledge": {"response": 1}, "mapping": "last"}, "mapping concerns feature and relation"),
+], ids=str)
+def test_settings_that_would_do_nothing(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
         methods.configure("ksm", settings)
     assert "\n" not in str(caught.value)
