@@ -116,6 +116,9 @@ class Masking(Strict):
         if self.mask_token + self.random_token > 1:
             raise ValueError(f"masking.mask_token {self.mask_token:g} and random_token {self.random_token:g} sum to "
                              "more than 1; what they leave over stays as it is")
+        if "smoothing" in self.model_fields_set and self.weighting == "uniform":
+            raise ValueError("masking.smoothing goes with `weighting: frequency`, but weighting is `uniform`; remove "
+                             "it, or say `weighting: frequency`")
         return self
 
 

@@ -8,7 +8,7 @@ from transformers import PretrainedConfig
 from kdcore import general
 from kdcore.errors import UserError
 from kdcore.features import FeatureKey
-from kdcore.general_config import TEACHER, GeneralStudy
+from kdcore.general_config import TEACHER, GeneralStudy, Shape
 from kdcore.models import reading
 from kdcore.models.general import student_config
 from kdcore.models.loading import check_length, dims, load_config, load_masked_lm
@@ -65,6 +65,15 @@ def missing_assistant(method: str, teacher: PretrainedConfig, student: Pretraine
             f"{below.width}}}` of that teacher and name it as this one's `teacher`")
 
 
+def frozen_at_random(shape: Shape, phases: tuple[Phase, ...]) -> str | None:
+    """What to do where a phase freezes embeddings that are not the teacher's."""
+    freezes = any(phase.layer_rates is not None and phase.layer_rates[0] == 0 for phase in phases)
+    if not freezes or shape.embeddings or shape.layers is not None:
+        return None
+    return ("its method freezes the embeddings while layers learn, but they are random; say `model: {embeddings: "
+            "true}` to take the teacher's, or `freeze_embeddings: false`")
+
+
 def check(study: GeneralStudy, teacher: Path) -> list[str]:
     """Refuse the first student that the teacher, or the assistant between them, cannot serve.
 
@@ -96,6 +105,8 @@ def check(study: GeneralStudy, teacher: Path) -> list[str]:
                 raise UserError(f"students.{name}: {student.method} reads the masked-language-model head of its "
                                 f"teacher {student.teacher}, whose method {study.student(student.teacher).method} "
                                 f"trains none; let it have another teacher, or train that one by `mlm` or `mlm_kd`")
-        if advice := missing_assistant(student.method, above, configs[name]):
-            warnings.append(f"students.{name}: {advice}")
+        for advice in (missing_assistant(student.method, above, configs[name]),
+                       frozen_at_random(student.model, phases)):
+            if advice:
+                warnings.append(f"students.{name}: {advice}")
     return warnings

@@ -11,6 +11,7 @@ from kdcore.data.corpus import Corpus
 from kdcore.data.masking import Masker, masked_counts
 from kdcore.errors import UserError
 from kdcore.general_config import Masking
+from kdcore.strict import parse
 from tests.corpora import tiny_corpus
 from tests.tiny import FAMILIES, tiny_tokenizer
 
@@ -180,3 +181,9 @@ def test_a_tokenizer_without_mask_token_is_refused(corpus: Corpus) -> None:
     with pytest.raises(UserError, match=r"tokenizer has no\s+mask token; name a teacher") as error:
         Masker.of(without, Masking(), seed=0)
     assert "\n" not in str(error.value)
+
+
+def test_an_exponent_without_frequencies_is_refused() -> None:
+    with pytest.raises(UserError, match=r"masking\.smoothing goes with `weighting: frequency`"):
+        parse(Masking, {"smoothing": 0.5}, "masking")
+    assert parse(Masking, {"smoothing": 0.5, "weighting": "frequency"}, "masking").smoothing == 0.5

@@ -189,6 +189,14 @@ class TestChecksBeforeTraining:
         general_teacher.run(study, layout)
         return general_students.check(study, layout.general_teacher)
 
+    def test_embeddings_that_are_frozen_should_be_the_teachers(self, tmp_path: Path) -> None:
+        progressive = {"options": {"schedule": "progressive"}}
+        (warning,) = self.check(tmp_path, deep=student("mobilebert", model={"depth": 4}, **progressive),
+                                taught=student("mobilebert", model={"depth": 4, "embeddings": True}, **progressive),
+                                joint=student("mobilebert", model={"depth": 4}, options={"schedule": "joint"}))
+        assert warning.startswith("students.deep: its method freezes the embeddings")
+        assert "`model: {embeddings: true}`" in warning
+
     def test_minilm_recommends_an_assistant(self, tmp_path: Path) -> None:
         """Half the layers and half the width: with an assistant that is explicit, nothing is said."""
         tiny = {"depth": 2, "width": 16}
