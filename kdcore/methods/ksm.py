@@ -9,10 +9,10 @@ how much the loss on development rows fell over k steps, and what was new; the a
 Algorithm 1, the last phase, trains a fresh student with the best episode's selector as it is.
 
 Deviations from the paper: rewards come of `dev_rows` rows of the selection split, for the split that selects the module
-not to be all of the one that reports; `paper` takes all. What the text leaves open, in words where no symbol is given:
-T^2 in response; features of a batch are joined, with zeros where it is short; r = loss before - loss after; the value
-of what follows is a constant; a hard action without any type takes no step. Where widths differ, feature and relation
-compare after a linear map each.
+not to be all of the one that reports; `paper` takes all. Our choice where the text is silent: T^2 in response; features
+of a batch are joined, with zeros where it is short; a reward is the loss before minus that after; the value of what
+follows is a constant; a hard action without any type takes no step; `noise` and two learning rates are options. Where
+widths differ, feature and relation compare after a linear map each.
 Released code: none.
 """
 
