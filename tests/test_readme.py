@@ -14,6 +14,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from kdcore import cli, config, strict
+from kdcore.data_config import Augmentation, Data, Files, OutOfDomain
 from kdcore.layout import Layout
 from tests.command import kdflow
 
@@ -128,7 +129,7 @@ def test_python_of_the_readme_names_an_exported_student():
 def test_the_settings_guide_names_every_key():
     text = (ROOT / "docs" / "params.md").read_text(encoding="utf-8")
     models = [config.Selection, config.TeacherModel, config.Member, config.StudentModel, config.Pair, config.Training,
-              config.Data, config.Files, config.Augmentation, config.OutOfDomain, config.StoredFeatures,
+              Data, Files, Augmentation, OutOfDomain, config.StoredFeatures,
               config.TeacherGate, config.Evaluation, config.Study]
     for model in models:
         for name in model.model_fields:
@@ -140,7 +141,7 @@ def test_the_settings_guide_names_every_key():
                                             ("patience", "patience"), ("held_out_share", "held_out_share")])
 def test_defaults_in_the_settings_guide_are_those_of_the_code(key, field):
     text = (ROOT / "docs" / "params.md").read_text(encoding="utf-8")
-    model = config.Data if key == "held_out_share" else config.Training
+    model = Data if key == "held_out_share" else config.Training
     default = model.model_fields[field].default
     said = re.search(rf"^\| `{key}` \| ([^|]+) \|", text, re.MULTILINE)
     assert said is not None

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from kdcore import config
 from kdcore.data import builtin, own, teacher_files, unlabelled
 from kdcore.data.answers import Aligned
 from kdcore.data.checks import Columns
 from kdcore.data.parts import Part
 from kdcore.data.specs import built_in
 from kdcore.data.splitting import draw, keys, shares
+from kdcore.data_config import Data
 from kdcore.errors import UserError
 
 HELD_OUT = "held_out"
@@ -31,7 +31,7 @@ class Assembled:
     answers: dict[str, Aligned] = field(default_factory=dict)
 
 
-def assemble(study: Path, name: str, data: config.Data, usable: int) -> Assembled:
+def assemble(study: Path, name: str, data: Data, usable: int) -> Assembled:
     """Read, check and cut a dataset; `usable` is the most tokens that both models take.
 
     Raises:
@@ -78,7 +78,7 @@ def _check_names(name: str, parts: Sequence[Part]) -> None:
             raise UserError(f"datasets.{name}.data.ood.{taken} is also the name of another split; rename it")
 
 
-def _train_rows(name: str, train: Part, data: config.Data) -> tuple[Part, Part]:
+def _train_rows(name: str, train: Part, data: Data) -> tuple[Part, Part]:
     """The training split cut to `train_rows`, and what is left of it."""
     if data.train_rows is None:
         return train, train.choose(np.zeros(len(train), bool))
@@ -92,7 +92,7 @@ def _train_rows(name: str, train: Part, data: config.Data) -> tuple[Part, Part]:
     return train.choose(rows, note) if len(rows) < len(train) else train, further
 
 
-def _select(name: str, parts: Sequence[Part], data: config.Data) -> list[Part]:
+def _select(name: str, parts: Sequence[Part], data: Data) -> list[Part]:
     """Keep a part of the training rows for selection, if asked to; the validation split then only reports."""
     if data.selection == "validation":
         return list(parts)
@@ -107,7 +107,7 @@ def _select(name: str, parts: Sequence[Part], data: config.Data) -> list[Part]:
     return [train.choose(~kept, f"without {kept.sum():,} rows held out"), held_out, *reports]
 
 
-def _eval_rows(part: Part, data: config.Data) -> Part:
+def _eval_rows(part: Part, data: Data) -> Part:
     """Cut an evaluation split to `eval_rows`: drawn, since published files may be sorted by label."""
     if data.eval_rows is None or data.eval_rows >= len(part):
         return part

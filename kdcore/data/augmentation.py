@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 from torch import nn
 
-from kdcore import config, scratch
+from kdcore import scratch
 from kdcore.data import files, splitting, variants
 from kdcore.data.augmentation_report import Report, Sample, Tally
 from kdcore.data.candidates import Sentence, propose
@@ -38,6 +38,7 @@ from kdcore.data.parts import SOURCE_ID, Part
 from kdcore.data.variants import Row, Variant
 from kdcore.data.word_prediction import MaskedLm
 from kdcore.data.word_vectors import WordVectors
+from kdcore.data_config import Augmentation
 from kdcore.errors import UserError
 from kdcore.models.files import source_fingerprint
 from kdcore.models.loading import load_masked_lm, load_tokenizer, tokenizer_fingerprint
@@ -62,13 +63,13 @@ CHUNK = 1000
 class Proposer:
     """Who proposes words: a masked language model, and vectors of words where there are any."""
 
-    settings: config.Augmentation
+    settings: Augmentation
     model: MaskedLm
     vectors: WordVectors | None
     precision: Precision
 
     @classmethod
-    def load(cls, settings: config.Augmentation, study: Path, setting: str) -> "Proposer":
+    def load(cls, settings: Augmentation, study: Path, setting: str) -> "Proposer":
         """Load both; `setting` is what `params.yaml` calls the settings.
 
         Raises:
@@ -107,7 +108,7 @@ class Origin:
     source_id: str | None
     texts: tuple[str, ...]
 
-    def vary(self, sentences: Sequence[Sentence], draws: int, settings: config.Augmentation) -> list[list[Variant]]:
+    def vary(self, sentences: Sequence[Sentence], draws: int, settings: Augmentation) -> list[list[Variant]]:
         """Variants of each text, from a generator of this row and text alone."""
         found = []
         for number, (text, sentence) in enumerate(zip(self.texts, sentences, strict=True)):
@@ -117,7 +118,7 @@ class Origin:
         return found
 
 
-def augment(dataset: str, parts: Sequence[Part], settings: config.Augmentation, study: Path,
+def augment(dataset: str, parts: Sequence[Part], settings: Augmentation, study: Path,
             folder: Path) -> tuple[Part, Report]:
     """The training split with its variants, and what there is to tell of them.
 
@@ -158,7 +159,7 @@ def augment(dataset: str, parts: Sequence[Part], settings: config.Augmentation, 
     return train.join(joined.rows.table, report.note), report
 
 
-def _origins(train: Part, settings: config.Augmentation, setting: str) -> list[Origin]:
+def _origins(train: Part, settings: Augmentation, setting: str) -> list[Origin]:
     """The rows that are to have variants: those with labels, or a seeded part of them."""
     places = np.flatnonzero(train.has_label)
     if settings.rows is not None:
@@ -192,7 +193,7 @@ def _candidates(dataset: str, origins: Sequence[Origin], proposer: Proposer, fol
     return found
 
 
-def _new_rows(origins: Iterable[Origin], candidates: KeptCandidates, draws: int, settings: config.Augmentation,
+def _new_rows(origins: Iterable[Origin], candidates: KeptCandidates, draws: int, settings: Augmentation,
               taken: set[bytes], tally: Tally) -> Iterator[tuple[Origin, int, Row]]:
     """New rows with what they come from and their number there, from 1; `taken` and `tally` grow with them."""
     for origin in origins:
@@ -210,7 +211,7 @@ def _new_rows(origins: Iterable[Origin], candidates: KeptCandidates, draws: int,
 
 
 def _samples(origins: Sequence[Origin], candidates: KeptCandidates, draws: int,
-             settings: config.Augmentation) -> list[Sample]:
+             settings: Augmentation) -> list[Sample]:
     """The texts of some rows, drawn with the seed, with their variants."""
     chosen = splitting.draw(len(origins), min(SAMPLES, len(origins)), settings.seed, "samples")
     return [Sample(origin.source_id, text, own) for origin in (origins[place] for place in chosen) for text, own in zip(

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
-from kdcore import config
 from kdcore.data.candidates import Sentence, Source
 from kdcore.data.variants import Variant, pieces
+from kdcore.data_config import Augmentation
 
 FILE = "augmentation.md"
 VARIANTS_SHOWN = 4
@@ -60,7 +60,7 @@ class Report:
     """Settings, draws per text, counts and samples."""
 
     dataset: str
-    settings: config.Augmentation
+    settings: Augmentation
     draws: int
     tally: Tally
     samples: Sequence[Sample]

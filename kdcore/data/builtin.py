@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pyarrow.compute as pc
 
-from kdcore import config
 from kdcore.data import hub, ratings
 from kdcore.data.checks import Columns, Rows, clean
 from kdcore.data.parts import Part
 from kdcore.data.raw import Raw
 from kdcore.data.specs import OodSpec, Spec, partners
+from kdcore.data_config import Data
 from kdcore.errors import UserError, did_you_mean
 
 
@@ -19,7 +19,7 @@ def columns(spec: Spec) -> Columns:
     return Columns(spec.text, spec.text_pair, spec.label, spec.labels, spec.score_range, row_id=spec.row_id)
 
 
-def read_splits(spec: Spec, data: config.Data) -> tuple[list[Part], list[str]]:
+def read_splits(spec: Spec, data: Data) -> tuple[list[Part], list[str]]:
     """The splits of a built-in dataset, and warnings about absent optional ones.
 
     Raises:
@@ -41,7 +41,7 @@ def read_splits(spec: Spec, data: config.Data) -> tuple[list[Part], list[str]]:
     return parts, warnings
 
 
-def read_partners(spec: Spec, data: config.Data, usable: int) -> list[Part]:
+def read_partners(spec: Spec, data: Data, usable: int) -> list[Part]:
     """The out-of-domain partners that a study uses; `usable` bounds their own token limits.
 
     Raises:
@@ -69,12 +69,12 @@ def read_partners(spec: Spec, data: config.Data, usable: int) -> list[Part]:
     return parts
 
 
-def margin(spec: Spec, data: config.Data) -> float | None:
+def margin(spec: Spec, data: Data) -> float | None:
     """Ratings nearer to zero than this are dropped; None keeps them as scores."""
     return spec.margin if data.margin is None else data.margin
 
 
-def _rated_splits(spec: Spec, source: str, data: config.Data) -> list[Part]:
+def _rated_splits(spec: Spec, source: str, data: Data) -> list[Part]:
     assert spec.config is not None
     rows, note = ratings.rows(source, spec.config, spec.labels, margin(spec, data))
     whole = Part(spec.name, "train", rows, f"{spec.source} {spec.config}", spec.labels)

@@ -4,12 +4,12 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from kdcore import config
 from kdcore.data import files
 from kdcore.data.checks import Columns, clean
 from kdcore.data.parts import Part
 from kdcore.data.prepared import Role
 from kdcore.data.specs import CLASS_METRICS, SCORE_METRICS, SPECS, built_in, partners
+from kdcore.data_config import Data, OutOfDomain
 from kdcore.errors import UserError, did_you_mean
 
 NAME = re.compile(r"[A-Za-z0-9_][\w.-]*")
@@ -18,7 +18,7 @@ _FILES_ONLY = ("text", "text_pair", "label", "labels", "score_range")
 _BUILT_IN_ONLY = ("source", "revision", "ood_sets", "margin")
 
 
-def check_declaration(name: str, data: config.Data) -> None:
+def check_declaration(name: str, data: Data) -> None:
     """Refuse settings that do not go together.
 
     Raises:
@@ -49,7 +49,7 @@ def check_declaration(name: str, data: config.Data) -> None:
     _check_labels(place, data)
 
 
-def _check_built_in(name: str, place: str, data: config.Data) -> None:
+def _check_built_in(name: str, place: str, data: Data) -> None:
     spec = built_in(name)
     for key in _FILES_ONLY:
         if getattr(data, key) is not None:
@@ -62,7 +62,7 @@ def _check_built_in(name: str, place: str, data: config.Data) -> None:
     check_metrics(place, data.metrics, spec.labels)
 
 
-def _check_labels(place: str, data: config.Data) -> None:
+def _check_labels(place: str, data: Data) -> None:
     if data.labels is not None:
         _check_names(f"{place}.labels", data.labels)
         if data.score_range is not None:
@@ -97,17 +97,17 @@ def _check_names(place: str, names: tuple[str, ...]) -> None:
                         f"name of its own")
 
 
-def default_metrics(data: config.Data) -> tuple[str, ...]:
+def default_metrics(data: Data) -> tuple[str, ...]:
     """The metrics of own data where none are named."""
     return data.metrics or (SCORE_METRICS if data.labels is None else ("accuracy",))
 
 
-def columns(data: config.Data) -> Columns:
+def columns(data: Data) -> Columns:
     """The columns of own data; `text` and `label` are the names where none are given."""
     return Columns(data.text or "text", data.text_pair, data.label or "label", data.labels, data.score_range)
 
 
-def read_files(study: Path, name: str, data: config.Data) -> list[Part]:
+def read_files(study: Path, name: str, data: Data) -> list[Part]:
     """The splits that `files` names, checked."""
     assert data.files is not None
     parts = []
@@ -122,7 +122,7 @@ def read_files(study: Path, name: str, data: config.Data) -> list[Part]:
     return parts
 
 
-def read_ood(study: Path, name: str, declared: dict[str, config.OutOfDomain], like: Columns) -> list[Part]:
+def read_ood(study: Path, name: str, declared: dict[str, OutOfDomain], like: Columns) -> list[Part]:
     """The user's own out-of-domain files; columns and labels default to the dataset's (`like`).
 
     Raises:
@@ -142,7 +142,7 @@ def read_ood(study: Path, name: str, declared: dict[str, config.OutOfDomain], li
     return parts
 
 
-def _label_map(place: str, ood: config.OutOfDomain, names: tuple[str, ...] | None,
+def _label_map(place: str, ood: OutOfDomain, names: tuple[str, ...] | None,
                own: tuple[str, ...] | None) -> dict[str, str]:
     if names is None or own is None:
         if ood.labels is not None or ood.label_map:

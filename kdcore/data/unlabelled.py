@@ -7,19 +7,19 @@ losses leave them out, and a training that reads no teacher never sees them.
 from dataclasses import replace
 from pathlib import Path
 
-from kdcore import config
 from kdcore.data import files
 from kdcore.data.checks import Columns, clean
 from kdcore.data.own import row_id
 from kdcore.data.parts import SOURCE_ID, Part
 from kdcore.data.splitting import draw
+from kdcore.data_config import Data
 from kdcore.errors import UserError
 
 UNLABELLED = "unlabelled"
 """Name of these rows until they join the training split; no split may have it."""
 
 
-def read(study: Path, name: str, data: config.Data, like: Columns, further: Part) -> Part | None:
+def read(study: Path, name: str, data: Data, like: Columns, further: Part) -> Part | None:
     """The rows that `data.unlabelled` names, as a part of their own; None where it names none.
 
     Args:

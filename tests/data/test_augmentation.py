@@ -21,6 +21,7 @@ from kdcore.data.prepared import Prepared
 from kdcore.data.splitting import keys
 from kdcore.data.variants import pieces
 from kdcore.data.word_prediction import MaskedLm, Span
+from kdcore.data_config import Augmentation
 from kdcore.errors import UserError
 from kdcore.layout import Layout
 from tests.data.masked_lms import save_masked_lm
@@ -302,9 +303,9 @@ def test_the_settings_guide(repository: Path) -> None:
     section = page.split("### Augmented rows\n")[1].split("\n## ")[0]
     table = {key: default for keys, default in re.findall(r"^\| (`.+?`) \| (.*?) ?\|", section, flags=re.M)
              for key in re.findall(r"`(\w+)`", keys)}
-    assert table.keys() == config.Augmentation.model_fields.keys()
+    assert table.keys() == Augmentation.model_fields.keys()
     written = {"None": "none", "False": "false"}
-    for name, field in config.Augmentation.model_fields.items():
+    for name, field in Augmentation.model_fields.items():
         if name not in ("model", "revision", "variants", "rows"):
             assert table[name].strip("`") == written.get(str(field.default), str(field.default)), name
 
@@ -363,7 +364,7 @@ def test_unlabelled_rows_get_no_variants(tmp_path: Path, teacher: Path, lm: Path
 def test_two_texts_of_a_row_have_generators_of_their_own() -> None:
     origin = Origin(0, "1", ("good film", "good film"))
     slots = tuple(Slot(Span(start, start + 4), "masked_lm", tuple("abcdefgh")) for start in (0, 5))
-    first, second = origin.vary([Sentence(2, slots)] * 2, 10, config.Augmentation(model="any"))
+    first, second = origin.vary([Sentence(2, slots)] * 2, 10, Augmentation(model="any"))
     assert first != second
 
 

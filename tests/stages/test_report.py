@@ -9,11 +9,11 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from kdcore import config
 from kdcore.analysis.exhibits import Exhibit, Exhibits
 from kdcore.data.assemble import _eval_rows
 from kdcore.data.checks import Rows
 from kdcore.data.parts import Part
+from kdcore.data_config import Data
 from kdcore.errors import UserError
 from kdcore.stages import evaluate, report
 from tests.analysis.evaluations import SPLITS, info_of, write, write_study
@@ -192,7 +192,7 @@ def test_cut_splits_are_pointed_out_as_preparation_notes_them(tmp_path, role, cu
     """Of evaluation splits; a drawn part of the training rows is none."""
     rows = Rows(pa.table({"text": ["a"] * 400, "label": [0, 1] * 200}), hidden=False)
     part = Part("validation", role, rows, "somewhere", SENTIMENT, notes=("some note",))
-    note = _eval_rows(part, config.Data(eval_rows=350)).info(128).note
+    note = _eval_rows(part, Data(eval_rows=350)).info(128).note
     about = {"select": SPLITS[1], "train": SPLITS[0]}[role]
     splits = tuple(replace(other, note=note) if other is about else other for other in SPLITS[:2])
     layout, _ = write_study(tmp_path, splits=splits)
