@@ -23,7 +23,7 @@ test: $(INSTALLED)  ## Run the fast tests (under 10 minutes on two cores)
 	$(PYTEST)
 
 test-slow: $(INSTALLED)  ## Run the slow tests: real services, real encoders, kills (about 15 minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "slow and not gpu"
+	$(PYTEST) -m "slow and not gpu"
 
 lint: $(INSTALLED)  ## Check style and types
 	$(BIN)/ruff check .
