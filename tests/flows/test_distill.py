@@ -123,16 +123,17 @@ def test_a_flow_that_is_stopped_takes_its_stages_with_it_and_the_next_goes_on(to
 
 @pytest.mark.slow
 def test_two_at_a_time_are_faster_than_one(tmp_path, checkout):
-    """Sleeping stages: eight distillations of two seconds in well under sixteen."""
+    """Sleeping stages, four at a time, take well under their sum; long enough to hide the start of their processes
+    where other tests use the processor."""
     from tests.toy import Toy
 
     toy = Toy(tmp_path / "toy", tuple("abcd"), ("finetune", "vanilla_kd"))
     assert toy.dvc("repro", "features").returncode in (0, 255)
-    toy.behave(seconds=2.0)
+    toy.behave(seconds=4.0)
     begin = time.monotonic()
     code, said = checkout.run("flows.distill", "--study", str(toy.folder), "--parallel", "4")
     assert code == 0, said
-    assert time.monotonic() - begin < 0.8 * 2.0 * sum(toy.starts().values())
+    assert time.monotonic() - begin < 0.8 * 4.0 * sum(toy.starts().values())
 
 
 def test_no_task_keeps_results_or_caches():

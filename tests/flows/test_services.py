@@ -64,7 +64,7 @@ def test_up_can_be_repeated_and_changes_nothing(house):
     assert house.services() == before
     assert len(house.post("/automations/filter", {})) == 1
     assert {d["name"] for d in house.post("/deployments/filter", {})} == {
-        "demo", "glue-all", "glue-cpu", "rail-bert12", "rail-roberta24", "rail-roberta12"}
+        "demo", "general", "glue-all", "glue-cpu", "rail-bert12", "rail-roberta24", "rail-roberta12"}
 
 
 def test_mlflow_is_few_processes(house):
