@@ -21,6 +21,7 @@ from kdcore.bench import models
 from kdcore.bench.corpus import VOCABULARY
 from kdcore.bench.steps import UNTIMED, Update, now
 from kdcore.errors import UserError
+from kdcore.general_students import has_language_model
 from kdcore.live_model import LiveModel
 from kdcore.models.loading import dims, load_config
 from kdcore.objective import Objective, Progress, Setting, Step
@@ -28,7 +29,6 @@ from kdcore.training.distiller import Distiller
 from kdcore.training.precision import device, resolve
 
 MASKED_SHARE = 0.15
-HEADED = ("mlm_logits", "masked_logits")
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class LiveStep:
         return self._median(run)
 
     def _step(self, objective: Objective) -> float:
-        headed = any(key.kind in HEADED for key in objective.needs.student)
+        headed = has_language_model(objective.needs.student)
         teacher = LiveModel(lambda: self._model("teacher", headed), self.device, self.precision)
         distiller = Distiller(self._model("student", headed), objective.to(self.device), self.precision).train()
         update, progress = Update(distiller), Progress(0, 0, len(self.batches))

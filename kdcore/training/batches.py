@@ -57,9 +57,6 @@ class Parts(Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, row: int) -> dict[str, Any]:
-        return self.rows.__getitems__([row])
-
     def __getitems__(self, share: Share) -> dict[str, Any]:
         batch = self.rows.__getitems__(share.rows)
         lengths = self.rows.lengths[share.whole]
