@@ -31,6 +31,7 @@ from kdcore.training.distiller import Distiller
 from kdcore.training.journal import Journal
 from kdcore.training.precision import Precision
 from kdcore.training.run import train
+from tests.methods.toys import examine
 from tests.stages.small_study import SHORT
 from tests.tiny import SENTIMENT, save_tiny, tiny_prepared, tiny_texts
 
@@ -144,7 +145,7 @@ def one_step(student: PreTrainedModel, phases: tuple[Phase, ...], source: Teache
     for phase in phases:
         objective = phase.objective
         distiller = Distiller(student.train(), objective, Precision("fp32", "cpu"))
-        objective.before_steps(lambda: 1.0)
+        objective.before_steps(examine)
         objective.before_epoch(START, lambda ids, keys: source.features(examples.__getitems__(ids.tolist()), keys))
         needs = objective.needs_at(START).teacher
         loss = distiller(batch, source.features(batch, needs), START)
@@ -155,7 +156,7 @@ def one_step(student: PreTrainedModel, phases: tuple[Phase, ...], source: Teache
         gradient = student.get_input_embeddings().weight.grad
         assert gradient.isfinite().all()
         assert gradient.abs().sum() > 0
-        objective.after_step(START, lambda: 1.0)
+        objective.after_step(START, examine)
 
 
 def test_scores_beyond_the_window_of_modernbert_are_refused_before_training(tmp_path: Path) -> None:

@@ -47,9 +47,9 @@ class PeakMemory:
 
 
 def own_bytes() -> int:
-    """Bytes of anonymous memory of this process; its resident size where the system does not tell."""
+    """Bytes of anonymous memory of this process, swapped out or not; its resident size where the system does not tell."""
     if _STATUS.exists():
-        for line in _STATUS.read_text().splitlines():
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1]) * 1024
+        fields = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
+        if "RssAnon" in fields:
+            return sum(int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "VmSwap"))
     return psutil.Process().memory_info().rss
