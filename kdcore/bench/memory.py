@@ -47,7 +47,7 @@ class PeakMemory:
 
 
 def own_bytes() -> int:
-    """Bytes of anonymous memory of this process, swapped out or not; its resident size where the system does not tell."""
+    """Bytes of anonymous memory of this process, swapped out or not; its resident size where no system tells."""
     if _STATUS.exists():
         fields = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
         if "RssAnon" in fields:

@@ -257,11 +257,13 @@ def test_killed_at_any_step_it_ends_with_the_same_bytes(tmp_path: Path) -> None:
     pretrain.run(study, layout, "words")
     straight = files(layout.general_student("words"))
     (layout.general_student("words") / "training.json").unlink()
-    command = [sys.executable, "-c", RUN, json.dumps(study.model_dump(mode="json", exclude_unset=True)), str(layout.study)]
+    settings = json.dumps(study.model_dump(mode="json", exclude_unset=True))
+    command = [sys.executable, "-c", RUN, settings, str(layout.study)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     seen: list[int] = []
     for _ in range(2):
         said = (tmp_path / "said.txt").open("w+", encoding="utf-8")
-        process = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=said, stderr=said)
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=said, stderr=said)
         while process.poll() is None:
             found = [int(path.name.removeprefix("checkpoint-")) for path in layout.scratch.rglob("checkpoint-*")]
             if found and max(found) >= max(seen, default=0) + 5:
@@ -273,8 +275,7 @@ def test_killed_at_any_step_it_ends_with_the_same_bytes(tmp_path: Path) -> None:
         else:
             said.seek(0)
             raise AssertionError(f"it ended with {process.returncode} before it was killed: {said.read()}")
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-                          timeout=300)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "resumes after step" in done.stderr
     assert files(layout.general_student("words")) == straight
