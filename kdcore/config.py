@@ -83,20 +83,21 @@ class StudentModel(Strict):
 
     `source` as for the teacher, or `teacher`: this dataset's fine-tuned teacher.
     `layers` picks transformer layers of the source, counted from 1: `first`, `last` or `even` with
-    `depth`, or an explicit list; None keeps the source as it is. `architecture` is the student's family
-    where it differs from the source's, e.g. `distilbert` from the layers of a BERT.
+    `depth`, or an explicit list; None keeps the source as it is. `random` takes nothing but sizes and tokenizer:
+    all weights are drawn. `architecture` is the student's family where it differs from the source's, e.g.
+    `distilbert` from the layers of a BERT.
     """
 
     source: str = "teacher"
     revision: str | None = None
-    layers: Literal["first", "last", "even"] | tuple[int, ...] | None = None
+    layers: Literal["first", "last", "even", "random"] | tuple[int, ...] | None = None
     depth: int | None = Field(default=None, ge=1)
     architecture: Family | None = None
 
     @model_validator(mode="after")
     def _depth_goes_with_a_rule(self) -> Self:
         if isinstance(self.layers, str) != (self.depth is not None):
-            raise ValueError("`depth` goes with `layers: first`, `last` or `even`, and only with these")
+            raise ValueError("`depth` goes with `layers: first`, `last`, `even` or `random`, and only with these")
         return self
 
 

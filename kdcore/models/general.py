@@ -3,13 +3,12 @@
 import copy
 from pathlib import Path
 
-import torch
 from transformers import AutoModel, AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
 
 from kdcore.errors import UserError
 from kdcore.general_config import Shape
-from kdcore.models.initialise import choose_layers
-from kdcore.models.loading import dims, load_config, load_encoder, load_masked_lm, quiet
+from kdcore.models.initialise import choose_layers, drawn
+from kdcore.models.loading import dims, load_config, load_encoder, load_masked_lm
 from kdcore.models.transfer import converted, embeddings, transfer
 
 
@@ -36,17 +35,14 @@ def build(shape: Shape, teacher: Path, masked_lm: bool, seed: int, who: str) -> 
         which = f"layers {', '.join(map(str, layers))} of the teacher ({depth} layers)"
         return student, f"{which}, {remark}" if remark else which
     config = student_config(shape, load_config(source), who)
-    with torch.random.fork_rng(devices=[]), quiet():
-        torch.default_generator.manual_seed(seed)
-        auto = AutoModelForMaskedLM if masked_lm else AutoModel
-        student = auto.from_config(config, dtype=torch.float32)
+    student = drawn(AutoModelForMaskedLM if masked_lm else AutoModel, config, seed)
     size, family = dims(config), config.model_type
     which = f"{size.layers} random {family} layers of width {size.width}, {size.heads} heads (seed {seed})"
     if shape.embeddings:
         own = embeddings(load_encoder(source), family)
         student.base_model.load_state_dict(own, strict=False)  # the layers, not among them, stay as they are
         which += ", embeddings of the teacher"
-    return student.eval(), which
+    return student, which
 
 
 def student_config(shape: Shape, teacher: PretrainedConfig, who: str) -> PretrainedConfig:

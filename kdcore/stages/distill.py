@@ -21,7 +21,7 @@ from kdcore.errors import UserError
 from kdcore.export import RECORD, export
 from kdcore.features import LOGITS, FeatureKey
 from kdcore.layout import Layout
-from kdcore.models.initialise import FROM_TEACHER, build_student
+from kdcore.models.initialise import FROM_TEACHER, RANDOM, build_student
 from kdcore.models.loading import dims, load_tokenizer
 from kdcore.objective import Dims, Phase, Setting
 from kdcore.teacher import Teacher, teacher_dims
@@ -101,7 +101,9 @@ class Work:
     def first_weights(self) -> dict[str, Any]:
         """Where the weights come from that the student starts with; empty for those of the fine-tuned teacher."""
         student = self.study.pair.student
-        return {} if student.source == FROM_TEACHER else origin.of_source(student.source, student.revision)
+        if student.source == FROM_TEACHER or student.layers == RANDOM:
+            return {}
+        return origin.of_source(student.source, student.revision)
 
     @property
     def unlabelled(self) -> dict[str, float]:

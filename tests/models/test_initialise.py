@@ -119,8 +119,28 @@ def test_the_first_layers_of_the_student_compute_what_the_source_computes(tmp_pa
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_a_random_student_has_nothing_of_its_source_but_sizes(tmp_path, family):
+    save_tiny(tmp_path, family, layers=4)
+    model = StudentModel(source=str(tmp_path), layers="random", depth=2)
+    before = torch.get_rng_state()
+    student, said = build_student(model, tmp_path, SENTIMENT, seed=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert f"2 random {student.config.model_type} layers and embeddings" in said
+    source, theirs = tiny_model(family, layers=4), student.state_dict()
+    same, again = (build_student(model, tmp_path, SENTIMENT, seed=seed)[0].state_dict() for seed in (1, 2))
+    drawn = [name for name, weight in theirs.items() if weight.is_floating_point() and weight.std() > 0]
+    assert f"{student.base_model_prefix}.embeddings.word_embeddings.weight" in drawn or family == "modernbert"
+    for name in drawn:
+        assert theirs[name].shape == source.state_dict()[name].shape
+        assert torch.equal(theirs[name], same[name])
+        assert not torch.equal(theirs[name], again[name])
+        assert not torch.equal(theirs[name], source.state_dict()[name])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("model", [StudentModel(), StudentModel(layers="last", depth=3), StudentModel(layers=(1, 3)),
-                                   StudentModel(layers="even", depth=2, architecture="distilbert")])
+                                   StudentModel(layers="even", depth=2, architecture="distilbert"),
+                                   StudentModel(layers="random", depth=2)])
 def test_the_configuration_alone_tells_what_the_student_will_be(tmp_path, family, model):
     save_tiny(tmp_path, family, layers=4)
     start = load_config(str(tmp_path))
