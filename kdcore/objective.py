@@ -106,6 +106,8 @@ class Standing:
     """Mean label loss."""
     score: float
     """What selects checkpoints: the mean of the dataset's metrics; higher is better."""
+    metrics: Mapping[str, float]
+    """The metrics by name."""
 
 
 class Examine(Protocol):
@@ -219,11 +221,13 @@ class Objective(nn.Module, ABC):
         stored, and is to be called only when the values are used.
         """
 
-    def after_step(self, progress: Progress, examine: Examine) -> None:
+    def after_step(self, progress: Progress, examine: Examine) -> Mapping[str, float]:
         """Called once after each optimiser step: update memory banks, learn from rewards.
 
-        Not after a step whose loss or gradient was not finite: it counts for nothing.
+        Not after a step whose loss or gradient was not finite: it counts for nothing. Returns what the log is to know
+        beside the diagnostics of the step's losses, by names that these do not have.
         """
+        return {}
 
     def after_steps(self, examine: Examine) -> Mapping[str, float]:
         """Called once after the last step of each phase; returns what the log is to know of the phase as a whole."""

@@ -6,7 +6,7 @@ those of a run that was never stopped.
 
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 import pytest
@@ -54,11 +54,12 @@ class MemoryBank(Objective):
         nothing = torch.zeros(len(queries), dtype=torch.int64)
         return Loss({"contrast": label_loss(scores / 0.07, nothing, regression=False)}, {"contrast": 1.0})
 
-    def after_step(self, progress: Progress, examine: Examine) -> None:
+    def after_step(self, progress: Progress, examine: Examine) -> Mapping[str, float]:
         for ids, labels, vectors in self._seen:
             self.bank[ids] = unit(0.5 * self.bank[ids] + 0.5 * vectors)
             self.labels[ids] = labels
         self._seen.clear()
+        return {}
 
 
 class Selector(Objective):
@@ -98,9 +99,9 @@ class Selector(Objective):
     def before_steps(self, examine: Examine) -> None:
         self.before.fill_(examine().loss)
 
-    def after_step(self, progress: Progress, examine: Examine) -> None:
+    def after_step(self, progress: Progress, examine: Examine) -> Mapping[str, float]:
         if progress.step % 2 == 0:
-            return
+            return {}
         after = examine().loss
         reward = self.before - after
         self.before.fill_(after)
@@ -111,6 +112,7 @@ class Selector(Objective):
         torch.autograd.backward(critic_loss, inputs=list(self.critic.parameters()))
         torch.autograd.backward(-value.sum(), inputs=list(self.actor.parameters()))
         self.optimiser.step()
+        return {"reward": float(reward)}
 
     def get_extra_state(self) -> Tensor:
         buffer = io.BytesIO()
@@ -137,7 +139,7 @@ def run(objective: Objective, student: Toy, optimiser: torch.optim.Optimizer, st
         ids = torch.arange(12, 16)
         with torch.no_grad():
             logits = student.features(ids, frozenset({LOGITS})).logits
-        return Standing(label_loss(logits, ids % 3, False).mean().item(), score=0.0)
+        return Standing(label_loss(logits, ids % 3, False).mean().item(), 0.0, {})
 
     if steps.start == 0:
         objective.before_steps(examine)

@@ -17,6 +17,7 @@ layers are `pooling: cls`, `teacher_layers: [1, 3, 5, 7, 9, 11]`. Not followed: 
 is averaged, dropout in the teacher, a loss of regression between all pairs of examples.
 """
 
+from collections.abc import Mapping
 from typing import Literal, Self
 
 import torch
@@ -113,9 +114,10 @@ class CoDir(Objective):
         }
         return Loss(parts, self.weights)
 
-    def after_step(self, progress: Progress, examine: Examine) -> None:
+    def after_step(self, progress: Progress, examine: Examine) -> Mapping[str, float]:
         if self.momentum is not None:
             self.contrast.update(self.momentum)
+        return {}
 
     def _teacher_vectors(self, teacher: Features) -> Float[Tensor, "b width"]:
         return self.teacher_projection(_concatenated(teacher, self.teacher_keys)).squeeze(1)

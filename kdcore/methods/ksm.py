@@ -17,6 +17,7 @@ Released code: none.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -74,9 +75,9 @@ class Episodes(Selection):
         self.best = best
         self.rows = None if config.dev_rows == "paper" else config.dev_rows
         self.episode = self.stale = 0
-        self.standing = Standing(0.0, 0.0)
+        self.standing = Standing(0.0, 0.0, {})
         self.best_score: float | None = None
-        self.rewards: list[float] = []
+        self.earned = 0.0
 
     @property
     def done(self) -> bool:
@@ -84,22 +85,21 @@ class Episodes(Selection):
 
     def before_steps(self, examine: Examine) -> None:
         self.episode += 1
-        self.standing, self.rewards = examine(self.rows), []
+        self.standing, self.earned = examine(self.rows), 0.0
         self.knowledge.reset()
         self.learner.begin()
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Loss:
         action, exploration = self.learner.choose(self.seen(student, teacher), f"{self.episode} {progress.step}")
         loss = self.weighed(action, student, teacher, batch)
-        news = {"reward": self.rewards[-1]} if self.rewards and not self.learner.steps else {}
-        return Loss(loss.parts, loss.weights, {**loss.diagnostics, "exploration": exploration, **news})
+        return Loss(loss.parts, loss.weights, {**loss.diagnostics, "exploration": exploration})
 
-    def after_step(self, progress: Progress, examine: Examine) -> None:
-        if self.learner.keep():
-            self._reward(examine)
+    def after_step(self, progress: Progress, examine: Examine) -> Mapping[str, float]:
+        full = self.learner.keep()
+        return self._reward(examine) if full or progress.step + 1 == progress.total_steps else {}
 
     def after_steps(self, examine: Examine) -> Mapping[str, float]:
-        if self.learner.steps and self.learner.reward is None:
+        if self.learner.steps and self.learner.reward is None:  # the last step was not taken
             self._reward(examine)
         self.learner.end()
         score = self.standing.score
@@ -108,22 +108,26 @@ class Episodes(Selection):
             self.best.load_state_dict(self.learner.selector.state_dict())
         else:
             self.stale += 1
-        return {"episode/score": score, "episode/dev_loss": self.standing.loss, "episode/reward": sum(self.rewards)}
+        return {"episode/score": score, "episode/dev_loss": self.standing.loss, "episode/reward": self.earned,
+                **{f"episode/{name}": value for name, value in self.standing.metrics.items()}}
 
     def get_extra_state(self) -> Tensor:
         return as_bytes({"episode": self.episode, "stale": self.stale, "best_score": self.best_score,
-                         "standing": [self.standing.loss, self.standing.score], "rewards": self.rewards})
+                         "standing": asdict(self.standing), "earned": self.earned})
 
     def set_extra_state(self, state: Tensor) -> None:
         content = from_bytes(state)
         self.episode, self.stale, self.best_score = (content[key] for key in ("episode", "stale", "best_score"))
-        self.standing, self.rewards = Standing(*content["standing"]), content["rewards"]
+        self.standing, self.earned = Standing(**content["standing"]), content["earned"]
 
-    def _reward(self, examine: Examine) -> None:
-        before, self.standing = self.standing, examine(self.rows)
-        self.rewards.append(before.loss - self.standing.loss if self.config.reward == "loss"
-                            else self.standing.score - before.score)
-        self.learner.earn(self.rewards[-1])
+    def _reward(self, examine: Examine) -> dict[str, float]:
+        before, now = self.standing, examine(self.rows)
+        gains = {"loss": before.loss - now.loss, "score": now.score - before.score}
+        gains |= {name: value - before.metrics[name] for name, value in now.metrics.items()}
+        reward = gains[self.config.reward]
+        self.standing, self.earned = now, self.earned + reward
+        self.learner.earn(reward)
+        return {"reward": reward, **{f"gain/{name}": value for name, value in gains.items()}}
 
 
 class Use(Selection):

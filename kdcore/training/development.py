@@ -42,7 +42,8 @@ class Development:
             part = self._part(rows)
             logits, labels = self._logits(student, part), self.prepared.labels(info.select)
             loss = label_loss(logits, labels if part is None else labels[part], info.regression).double().mean().item()
-            return Standing(loss, selection_score(score(self.prepared, info.select, logits, part=part), info))
+            metrics = score(self.prepared, info.select, logits, part=part)
+            return Standing(loss, selection_score(metrics, info), {name: metrics[name] for name in info.metrics})
         return _on_first_rank(compute)
 
     def _part(self, rows: int | None) -> Int[torch.Tensor, " rows"] | None:

@@ -87,6 +87,10 @@ class Sums(dict[str, tuple[float, int]]):
         return {"loss": means.get(LOSS), "parts": {name.removeprefix(f"{LOSS}/"): value for name, value in means.items()
                                                    if name.startswith(f"{LOSS}/")}}
 
+    def diagnostics(self) -> dict[str, float]:
+        """All that is no loss, as means."""
+        return {name: value for name, value in self.means().items() if not name.startswith(LOSS)}
+
     def not_finite(self) -> list[str]:
         """Names of the losses that are NaN or infinite, parts before their sum."""
         bad = [name for name, (value, _) in self.items() if name.startswith(LOSS) and not math.isfinite(value)]
@@ -111,6 +115,10 @@ class Window:
         self._norm += gradient_norm
         self._rate = learning_rate
         return self._held >= self.steps
+
+    def tell(self, news: Sums) -> None:
+        """Take in what became known after the step that was added last."""
+        self._sums.include(news)
 
     def empty(self) -> dict[str, float]:
         """Losses, diagnostics and the gradient's norm (before clipping) as means; the last learning rate."""
@@ -153,7 +161,7 @@ class Record:
     """Number of the phase under way, from 0."""
     history: list[dict[str, Any]] = field(default_factory=list)
     curve: list[dict[str, Any]] = field(default_factory=list)
-    """The losses at equal distances, about fifty a phase: an epoch of a corpus may be all there is."""
+    """Losses and diagnostics at equal distances, about fifty a phase: an epoch of a corpus may be all there is."""
     open: Sums = field(default_factory=Sums)
     stretch: Sums = field(default_factory=Sums)
     """Since the last point of the curve."""
@@ -190,18 +198,22 @@ class Record:
         self.best, self.stale, self.skipped_in_a_row, self.finished = None, 0, 0, False
         self.open, self.stretch, self.skipped_in_epoch = Sums(), Sums(), 0
 
+    def tell(self, news: "Sums") -> None:
+        """Take in what became known after a step."""
+        self.open.include(news)
+        self.stretch.include(news)
+
     def close_stretch(self, phase: str, step: int) -> None:
         """Turn the sums since the last point into a point of the curve; `step` counts within the phase."""
-        self.curve.append({"phase": phase, "step": self.steps_before + step} | self.stretch.losses())
+        self.curve.append({"phase": phase, "step": self.steps_before + step, **self.stretch.losses(),
+                           "diagnostics": self.stretch.diagnostics()})
         self.stretch = Sums()
 
     def close_epoch(self, phase: str, epoch: float, step: int) -> dict[str, Any]:
         """Turn the open sums into an entry of the history and return it."""
-        means = self.open.means()
         entry: dict[str, Any] = {
             "phase": phase, "epoch": epoch, "step": step, **self.open.losses(),
-            "diagnostics": {name: value for name, value in means.items() if not name.startswith(LOSS)},
-            "skipped_steps": self.skipped_in_epoch,
+            "diagnostics": self.open.diagnostics(), "skipped_steps": self.skipped_in_epoch,
         }
         self.history.append(entry)
         self.times.epochs.append(self.times.open_epoch)

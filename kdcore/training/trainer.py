@@ -27,7 +27,7 @@ from kdcore.training import checkpoint
 from kdcore.training.batches import Parts, Shares, loader
 from kdcore.training.distiller import Distiller
 from kdcore.training.optimiser import parameter_groups
-from kdcore.training.record import LOSS, StepSums, Window
+from kdcore.training.record import LOSS, StepSums, Sums, Window
 from kdcore.training.surroundings import Surroundings
 
 NON_FINITE_STEPS = 5
@@ -246,7 +246,10 @@ class DistillationTrainer(Trainer):
         """After an optimiser step; True when a checkpoint is to be written now."""
         step, around = self.state.global_step, self.around
         if self._applied and not self.accelerator.optimizer_step_was_skipped:
-            self.distiller.objective.after_step(self._progress_at(step - 1), self.examine)
+            told = self.distiller.objective.after_step(self._progress_at(step - 1), self.examine)
+            news = Sums({name: (value, 1) for name, value in told.items()})
+            around.record.tell(news)
+            self._window.tell(news)
         if self._window_full:
             self._window_full = False
             values = self._window.empty()

@@ -1,6 +1,7 @@
 """KSM: totals, episodes and their rewards, the best selector, what each phase learns, refusals."""
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from kdcore import methods
 from kdcore.errors import UserError
 from kdcore.knowledge_types import TYPES
 from kdcore.methods.ksm import Episodes, Use
-from kdcore.objective import Loss, Objective, Phase, Setting, Standing
+from kdcore.objective import Loss, Objective, Phase, Progress, Setting, Standing
 from tests.methods.toys import CLASSIFICATION, STEPS_PER_EPOCH, batch, progress, toys
 
 SOME = torch.tensor([3, 0, 9, 14])
@@ -48,7 +49,8 @@ class Examiner:
 
     def __call__(self, rows: int | None = None) -> Standing:
         self.rows.add(rows)
-        self.given.append(Standing(next(self.losses), next(self.scores)))
+        score = next(self.scores)
+        self.given.append(Standing(next(self.losses), score, {"accuracy": score, "f1": score / 2}))
         return self.given[-1]
 
 
@@ -57,16 +59,16 @@ def examiner(losses: Callable[[int], float] = lambda n: 1 / (1 + n),
     return Examiner(map(losses, range(1000)), map(scores, range(1000)))
 
 
-def play(objective: Objective, steps: int, examine: Examiner) -> list[Loss]:
-    """An episode of a student that does not learn."""
+def play(objective: Objective, steps: int, examine: Examiner) -> list[dict[str, float]]:
+    """An episode of a student that does not learn: what is told after each step; after the last also of the whole."""
     objective.before_steps(examine)
-    losses = []
+    told = []
     for step in range(steps):
         ids = torch.arange(4) + 4 * (step % STEPS_PER_EPOCH)
-        losses.append(loss_of(objective, ids[:3] if step % STEPS_PER_EPOCH == 3 else ids, step))
-        objective.after_step(progress(step), examine)
-    losses[-1].diagnostics.update(objective.after_steps(examine))
-    return losses
+        loss_of(objective, ids[:3] if step % STEPS_PER_EPOCH == 3 else ids, step)
+        told.append(dict(objective.after_step(Progress(step // STEPS_PER_EPOCH, step, steps), examine)))
+    told[-1] |= objective.after_steps(examine)
+    return told
 
 
 # One step
@@ -129,24 +131,41 @@ def test_examinations_of_an_episode(steps: int, k: int, passes: int) -> None:
     """ceil(N / k) + 1; the rewards add up to the whole fall of the loss."""
     objective, _ = parts_of(reward_steps=k, dev_rows=10)
     examine = examiner()
-    losses = play(objective, steps, examine)
+    told = play(objective, steps, examine)
     assert len(examine.given) == passes == -(-steps // k) + 1
     assert examine.rows == {10}
-    assert losses[-1].diagnostics["episode/reward"] == pytest.approx(examine.given[0].loss - examine.given[-1].loss)
-    assert losses[-1].diagnostics["episode/score"] == examine.given[-1].score
-    rewards = [loss.diagnostics["reward"] for loss in losses if "reward" in loss.diagnostics]
-    expected = [a.loss - b.loss for a, b in zip(examine.given, examine.given[1:], strict=False)]
-    assert rewards == pytest.approx(expected[:(steps - 1) // k])
-    assert [step for step, loss in enumerate(losses) if "reward" in loss.diagnostics] == list(range(k, steps, k))
+    assert told[-1]["episode/reward"] == pytest.approx(examine.given[0].loss - examine.given[-1].loss)
+    assert told[-1]["episode/score"] == told[-1]["episode/accuracy"] == examine.given[-1].score
+    segments = list(pairwise(examine.given))
+    assert [step["reward"] for step in told if step] == pytest.approx([a.loss - b.loss for a, b in segments])
+    assert [step for step, news in enumerate(told) if news] == [*range(k - 1, steps - 1, k), steps - 1]
+    for step, (before, after) in zip(filter(None, told), segments, strict=True):
+        assert step["gain/loss"] == step["reward"]
+        for name in ("accuracy", "f1"):
+            assert step[f"gain/{name}"] == pytest.approx(after.metrics[name] - before.metrics[name])
 
 
 def test_rewards_by_score_and_all_of_the_split() -> None:
     objective, _ = parts_of(reward_steps=2, reward="score", dev_rows="paper")
     examine = examiner(scores=lambda n: n * n / 100)
-    losses = play(objective, 6, examine)
-    assert losses[2].diagnostics["reward"] == pytest.approx(0.01)
-    assert losses[4].diagnostics["reward"] == pytest.approx(0.03)
+    told = play(objective, 6, examine)
+    assert [told[step]["reward"] for step in (1, 3, 5)] == pytest.approx([0.01, 0.03, 0.05])
+    assert all(step["reward"] == step["gain/score"] != step["gain/loss"] for step in told if step)
     assert examine.rows == {None}
+
+
+def test_the_reward_of_an_episode_whose_last_step_was_not_taken() -> None:
+    """Such a step is not told of: its segment is rewarded at the end."""
+    objective, _ = parts_of(reward_steps=3)
+    examine = examiner()
+    objective.before_steps(examine)
+    for step in range(4):
+        loss_of(objective, SOME, step)
+        objective.after_step(Progress(0, step, 5), examine)
+    assert len(examine.given) == 2
+    told = objective.after_steps(examine)
+    assert len(examine.given) == 3
+    assert told["episode/reward"] == pytest.approx(examine.given[0].loss - examine.given[2].loss)
 
 
 @pytest.mark.parametrize(("scores", "patience", "best", "played"), [

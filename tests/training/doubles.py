@@ -1,6 +1,6 @@
 """Objectives that misbehave or tell what was done to them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -50,8 +50,9 @@ class Watched(Objective):
     def before_epoch(self, progress: Progress, teacher: TeacherOf) -> None:
         self.epochs.append(progress)
 
-    def after_step(self, progress: Progress, examine: Examine) -> None:
+    def after_step(self, progress: Progress, examine: Examine) -> Mapping[str, float]:
         self.stepped.append(progress)
+        return {"told": 2.0} if progress.step % 2 else {}
 
 
 def watched(**arguments: Any) -> tuple[Phase, ...]:

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from kdcore.data.prepared import Prepared
-from kdcore.training import display
+from kdcore.training import display, trainer
 from kdcore.training.display import Display
 from kdcore.training.journal import Journal
 from tests.training.doubles import watched
@@ -61,7 +61,21 @@ def test_epoch_means_weigh_examples(prepared: Prepared, folder: Path) -> None:
     result = run(prepared, folder, phases=watched(), epochs=1)
     mean = sum(line["loss/bridge"] for line in steps(folder)) / 6
     assert result.record["history"][0]["parts"]["bridge"] == pytest.approx(mean, rel=1e-9)
-    assert result.record["history"][0]["diagnostics"] == {"level": 0.0, "constant": 3.0}
+    assert result.record["history"][0]["diagnostics"] == {"level": 0.0, "constant": 3.0, "told": 2.0}
+
+
+def test_points_of_the_curve_hold_what_the_steps_between_told(prepared: Prepared, folder: Path,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    """Means over the steps since the last point; what only some steps tell is the mean over these."""
+    monkeypatch.setattr(trainer, "CURVE_POINTS", 4)
+    curve = run(prepared, folder, "rail_kd_l", epochs=1).record["curve"]
+    assert [point["step"] for point in curve] == [2, 4, 6]
+    logged = [line["collapse"] for line in steps(folder)]
+    assert [point["diagnostics"]["collapse"] for point in curve] == pytest.approx(
+        [sum(logged[at:at + 2]) / 2 for at in (0, 2, 4)], rel=1e-9)
+    curve = run(prepared, folder / "told", phases=watched(), epochs=1).record["curve"]
+    assert [point["diagnostics"] for point in curve] == 3 * [{"level": 0.0, "constant": 3.0, "told": 2.0}]
+    assert ["told" in line for line in steps(folder / "told")] == [False, True] * 3
 
 
 def test_a_failing_tracker_costs_nothing(prepared: Prepared, folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -71,13 +71,15 @@ def test_what_is_logged_and_what_is_exported(prepared: Prepared, straight: tuple
         assert {"episode/score", "episode/dev_loss", "episode/reward", "reward"} <= entry["diagnostics"].keys()
     actions = {f"action/{name}" for name in TYPES}
     assert all(actions <= line.keys() for line in steps(folder))
-    assert sum("reward" in line for line in steps(folder)) == 2
+    rewarded = [line for line in steps(folder) if "reward" in line]
+    assert [line["step"] for line in rewarded] == [4, 6, 10, 12]  # segments of four steps, and what is left of six
+    assert all({"gain/loss", "gain/accuracy"} <= line.keys() for line in rewarded)
     assert sum("epoch/episode/score" in line for line in lines(folder)) == 2
 
 
 def test_episodes_end_when_the_score_does_not_rise(prepared: Prepared, folder: Path,
                                                    monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Development, "examine", lambda self, student, rows=None: Standing(1.0, 0.5))
+    monkeypatch.setattr(Development, "examine", lambda self, student, rows=None: Standing(1.0, 0.5, {}))
     result = train(prepared, folder, phases_of("ksm", prepared, **HYPER | {"episodes": 9, "episode_patience": 1}))
     assert [phase["name"] for phase in result.record["phases"]] == ["episode-1", "episode-2", "distill"]
 

@@ -1,6 +1,6 @@
 """Which weights a training returns (lessons A63, B3; no initial "best = 0")."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -240,9 +240,9 @@ def test_a_step_that_teaches_nothing_is_not_taken(prepared: Prepared, folder: Pa
             loss = super().forward(*seen)
             return Loss(loss.parts, dict.fromkeys(loss.parts, float(seen[-1].step != 3)))
 
-        def after_step(self, progress: Progress, examine: Examine) -> None:
-            super().after_step(progress, examine)
+        def after_step(self, progress: Progress, examine: Examine) -> Mapping[str, float]:
             weights.append(self.bridge.weight.detach().clone())
+            return super().after_step(progress, examine)
 
     objective = Silent()
     result = run(prepared, folder, phases=(Phase("toy", objective),), epochs=1, weight_decay=0.1, schedule="constant",
