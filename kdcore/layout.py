@@ -27,8 +27,15 @@ class Layout:
     def teacher(self, dataset: str) -> Path:
         return self.study / "artifacts" / "teacher" / dataset
 
+    def knowledge(self, dataset: str) -> Path:
+        """What the teacher's run and the selector's training leave for all methods; students depend on all of it."""
+        return self.study / "artifacts" / "knowledge" / dataset
+
     def features(self, dataset: str) -> Path:
-        return self.study / "artifacts" / "features" / dataset
+        return self.knowledge(dataset) / "features"
+
+    def selector(self, dataset: str) -> Path:
+        return self.knowledge(dataset) / "selector"
 
     def student(self, dataset: str, method: str) -> Path:
         """Holds one folder `seed-N` per seed, each a plain transformers model folder."""

@@ -90,7 +90,7 @@ class Manifest:
             have, want = getattr(self, field.name), getattr(now, field.name)
             if have != want and field.name != "features":
                 raise UserError(f"teacher features in {folder} are stale: made with {_WORDS[field.name]} {have}, now "
-                                f"it is {want}; run `kdflow features {folder.name}` again")
+                                f"it is {want}; run `kdflow features {folder.parent.name}` again")
 
 
 _WORDS = {"teacher": "teacher weights", "tokenizer": "tokenizer", "prepared": "prepared data",
@@ -119,10 +119,10 @@ class FeatureStore:
             manifest = Manifest.from_json((folder / MANIFEST).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise UserError(f"no teacher features in {folder} ({MANIFEST} is missing); "
-                            f"run `kdflow features {folder.name}` first") from None
+                            f"run `kdflow features {folder.parent.name}` first") from None
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{folder / MANIFEST} cannot be read ({error}); "
-                            f"run `kdflow features {folder.name}` again") from None
+                            f"run `kdflow features {folder.parent.name}` again") from None
         return cls(folder, manifest)
 
     def gather(self, ids: Int[Tensor, " b"], keys: Iterable[FeatureKey],
@@ -225,7 +225,7 @@ def open_column(path: Path, key: FeatureKey, manifest: Manifest, writable: bool 
     """
     shape, stored = manifest.features[key.name], _STORED[manifest.dtype][0]
     count = manifest.rows * math.prod(shape)
-    again = f"run `kdflow features {path.parent.name}` again"
+    again = f"run `kdflow features {path.parent.parent.name}` again"
     try:
         with pa.memory_map(str(path)) as source:
             start = source.read_buffer(1).address

@@ -199,7 +199,8 @@ class _Record:
     def _inputs(self) -> dict[str, str]:
         """DVC hashes of what earlier stages gave this dataset or student, under `dvc.NAME`."""
         outputs, dataset = locked_outputs(self.study), self.what.get("dataset")
-        places = {folder: f"artifacts/{folder}/{dataset}" for folder in ("prepared", "teacher", "features")}
+        places = {folder: f"artifacts/{folder}/{dataset}" for folder in ("prepared", "teacher")}
+        places |= {folder: f"artifacts/knowledge/{dataset}/{folder}" for folder in ("features", "selector")}
         if "student" in self.what:
             places = {"corpus": "artifacts/corpus"}
         return {f"dvc.{folder}": outputs[path] for folder, path in places.items()

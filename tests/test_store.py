@@ -232,7 +232,7 @@ class TestMistakes:
     def test_every_stale_field_is_refused_with_both_values(self, tmp_path, field, value, says):
         """Lessons A50, B35."""
         with pytest.raises(UserError) as caught:
-            PLAN.check(replace(PLAN, **{field: value}), tmp_path / "toy")
+            PLAN.check(replace(PLAN, **{field: value}), tmp_path / "toy" / "features")
         message = str(caught.value)
         assert says in message
         assert str(getattr(PLAN, field)) in message
@@ -242,7 +242,7 @@ class TestMistakes:
 
     def test_no_store(self, tmp_path):
         with pytest.raises(UserError, match=r"no teacher features in .*toy.*run `kdflow features toy` first"):
-            FeatureStore.open(tmp_path / "toy")
+            FeatureStore.open(tmp_path / "toy" / "features")
 
     @pytest.mark.parametrize("content", ["", "[]", "{}", '{"features": {}, "dtype": "int8"}'])
     def test_a_manifest_of_somebody_else(self, tmp_path, content):

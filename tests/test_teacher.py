@@ -32,7 +32,7 @@ class World:
         self.settings = StoredFeatures(kinds=("logits", "mean", "cls"), dtype=dtype, batch_size=8, precision=precision)
         self.prepared = tiny_prepared(root / "prepared" / "toy", family, student, rows, labels)
         self.folder = save_tiny(root / "teacher" / "toy", family, layers=3, labels=labels, seed=1)
-        self.store = root / "features" / "toy"
+        self.store = root / "knowledge" / "toy" / "features"
         self.labels = labels
         self.store_features()
 

@@ -96,7 +96,7 @@ def test_same_seed_same_bytes_anywhere(fresh: Ready, tmp_path: Path) -> None:
     study, layout = fresh
     distill.run(study, layout, "toy", "rail_kd_l")
     elsewhere = Layout(tmp_path / "another" / "place")
-    for name in ("prepared", "teacher", "features"):
+    for name in ("prepared", "teacher", "knowledge"):
         shutil.copytree(layout.study / "artifacts" / name, elsewhere.study / "artifacts" / name)
     time.sleep(1.1)  # another second on the clock
     distill.run(study, elsewhere, "toy", "rail_kd_l")
@@ -250,7 +250,7 @@ def test_missing_inputs_name_their_stage(missing: str, remedy: str, ready: Ready
     study, layout = ready
     broken = Layout(tmp_path)
     shutil.copytree(layout.study / "artifacts", tmp_path / "artifacts")
-    shutil.rmtree(tmp_path / "artifacts" / missing)
+    shutil.rmtree(getattr(broken, missing)("toy"))
     with pytest.raises(UserError, match=remedy):
         distill.run(study, broken, "toy", "rail_kd_l")
 
@@ -258,7 +258,7 @@ def test_missing_inputs_name_their_stage(missing: str, remedy: str, ready: Ready
 def test_a_method_without_teacher_needs_no_features(ready: Ready, tmp_path: Path) -> None:
     study, layout = ready
     shutil.copytree(layout.study / "artifacts", tmp_path / "artifacts")
-    shutil.rmtree(tmp_path / "artifacts" / "features")
+    shutil.rmtree(Layout(tmp_path).features("toy"))
     distill.run(study, Layout(tmp_path), "toy", "finetune")
 
 
