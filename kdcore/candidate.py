@@ -30,6 +30,7 @@ class Candidate:
     latency      as measured on this machine (`kdcore.evaluation.cost.latency`); None where it was not
     taught_by    who its teacher is where that is an average of models or files; empty for one model
     origin       where its first weights came from, as `kdcore.origin` tells; empty where from its teacher
+    variant      what its method is and what the study says of it, where the method has a name of its own there
     """
 
     study: str
@@ -49,6 +50,12 @@ class Candidate:
     settings: dict[str, Any]
     taught_by: str = ""
     origin: dict[str, Any] = field(default_factory=dict)
+    variant: config.MethodEntry | None = None
+
+    @property
+    def method_file(self) -> str:
+        """What `method`, its name in the study, is."""
+        return self.variant.file if self.variant else self.method
 
     @property
     def stage(self) -> str:
@@ -81,15 +88,16 @@ def gather(study: config.Study, layout: Layout, dataset: str, method: str, seed:
         raise UserError(f"{layout.evaluation(dataset, method)} has no scores of seed {seed} (it has "
                         f"{', '.join(scores) or 'none'}); run `dvc repro evaluate@{dataset}-{method}`")
     training, record = study.student_training(dataset).model_dump(), _record(folder)
+    entry = study.method(method)
     return Candidate(
         study=study_name(layout.study), dataset=dataset, method=method, seed=seed, folder=folder,
         evaluation=layout.evaluation(dataset, method), info=info, checkpoint=hash_folder(folder), hashes=hashes,
         code=revision(layout.study), scores=scores[f"seed-{seed}"],
         teacher_scores=read_scores(layout, dataset, "teacher").get("teacher", {}), parameters=_parameters(folder),
         latency=_latency(layout, dataset, method),
-        settings={"method": {"name": method} | study.method(method), "training": training,
+        settings={"method": {"name": entry.file, **entry.options}, "training": training,
                   "pair": _pair(study.pair), "seed": seed}, taught_by=record.get("taught_by", ""),
-        origin=record.get("origin", {}))
+        origin=record.get("origin", {}), variant=entry if entry.is_variant else None)
 
 
 def best(study: config.Study, layout: Layout, dataset: str) -> tuple[str, int, str]:

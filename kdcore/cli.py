@@ -384,13 +384,13 @@ def _check_folder(study: Path) -> None:
 def _check_method(settings: config.Study, name: str) -> None:
     """Refuse a method that is not declared, has no file, or has hyper-parameters that do not fit, here or in the
     grid."""
-    written = settings.method(name)
+    entry = settings.method(name)
     from kdcore import methods
 
-    methods.configure(name, written)
+    methods.of_entry(entry)
     try:
         for point in settings.points("", name):
-            methods.configure(name, settings.at(point).method(name))
+            methods.of_entry(settings.at(point).method(name))
     except UserError as error:
         raise UserError(f"grid: {error}") from None
 

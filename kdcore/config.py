@@ -4,7 +4,9 @@ Every stage lists in `dvc.yaml` the sections it reads, so a section holds what o
 and nothing else. Unknown keys are errors that name the nearest known one.
 """
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -17,6 +19,10 @@ from kdcore.strict import Strict, parse, read_yaml
 
 FILES = "files"
 """`pair.teacher.source` where the teacher is files of answers."""
+METHOD = "method"
+"""The key of an entry of `methods` that says which method file it is; without it the entry's name does."""
+
+_METHOD_NAME = re.compile(r"(?!teacher$)[A-Za-z0-9_]+")
 
 
 Family = Literal["bert", "distilbert", "roberta", "xlm-roberta", "mpnet", "electra", "deberta-v2", "modernbert"]
@@ -24,6 +30,28 @@ Family = Literal["bert", "distilbert", "roberta", "xlm-roberta", "mpnet", "elect
 
 class MethodConfig(Strict):
     """Base of the `Config` of a method file: hyper-parameters with the paper's defaults."""
+
+
+@dataclass(frozen=True)
+class MethodEntry:
+    """An entry of `methods`: its `name` in the study, the method `file` that it is, and the `options` written there."""
+
+    name: str
+    file: str
+    options: Mapping[str, Any]
+
+    @property
+    def is_variant(self) -> bool:
+        """True where the entry's name is not the method's."""
+        return self.name != self.file
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.file})" if self.is_variant else self.name
+
+    def told(self) -> str:
+        """Markdown: `ksm_hard` is `ksm` with actions hard."""
+        options = ", ".join(f"{key} {value}".replace("'", "") for key, value in self.options.items())
+        return f"`{self.name}` is `{self.file}`" + (f" with {options}" if options else "")
 
 
 class Member(Strict):
@@ -224,6 +252,7 @@ class Study(Strict):
     """The whole of `params.yaml`.
 
     `code` is the folder of the kdflow checkout, seen from the study folder.
+    An entry of `methods` holds hyper-parameters, and under `method` the method file where its name is not that.
     `grid` lists values to try, by dotted setting: `training.student.learning_rate: [1e-5, 2e-5]`. No stage reads it:
     the study runs what the other sections say, and a search runs it with the points of the grid in their place.
     """
@@ -251,6 +280,11 @@ class Study(Strict):
         for name in self.datasets:
             self.teacher_training(name)
             self.student_training(name)
+        for name, written in self.methods.items():
+            if not _METHOD_NAME.fullmatch(name):
+                raise ValueError(f"methods names {name!r}; a name there is letters, digits and _, and not `teacher`")
+            if not isinstance(file := written.get(METHOD, name), str):
+                raise ValueError(f"methods.{name}.{METHOD} = {file!r}, expected the name of a method file")
         return self
 
     @model_validator(mode="after")
@@ -331,11 +365,12 @@ class Study(Strict):
             raise UserError(f"params.yaml: {error}") from None
         return self.datasets[name]
 
-    def method(self, name: str) -> dict[str, Any]:
-        """The hyper-parameters of a method as written; raises UserError with near names."""
+    def method(self, name: str) -> MethodEntry:
+        """An entry of `methods`; raises UserError with near names."""
         if name not in self.methods:
             raise UserError(f"method {name!r} is not declared in params.yaml; {did_you_mean(name, self.methods)}")
-        return self.methods[name]
+        written = self.methods[name]
+        return MethodEntry(name, written.get(METHOD, name), {key: written[key] for key in written if key != METHOD})
 
 
 def load(path: Path) -> Study:

@@ -158,9 +158,10 @@ def _settings(settings: config.Study) -> Iterator[Finding]:
 def _methods(settings: config.Study) -> Iterator[Finding]:
     from kdcore import methods
 
-    for name in settings.study.methods:
-        methods.configure(name, settings.method(name))
-    yield Finding("ok", f"methods: {', '.join(settings.study.methods)}")
+    entries = [settings.method(name) for name in settings.study.methods]
+    for entry in entries:
+        methods.of_entry(entry)
+    yield Finding("ok", f"methods: {', '.join(map(str, entries))}")
 
 
 def _lock(study: Path) -> Finding:

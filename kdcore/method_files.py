@@ -1,14 +1,14 @@
 """Methods are the files of a folder: found by name, imported when asked for, configured by their own `Config`."""
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kdcore.config import MethodConfig
+from kdcore.config import MethodConfig, MethodEntry
 from kdcore.errors import UserError, did_you_mean
 from kdcore.strict import parse
 
@@ -30,25 +30,47 @@ class MethodFiles:
             raise UserError(f"method {name!r} does not exist; {did_you_mean(name, self.names())}")
         return importlib.import_module(f"{self.package}.{name}")
 
-    def configure(self, name: str, settings: dict[str, Any]) -> MethodConfig:
+    def configure(self, name: str, settings: Mapping[str, Any]) -> MethodConfig:
         """The method's `Config` from the values in `params.yaml`.
 
         Raises:
             UserError: unknown method, unknown key (with the nearest known one), or a value that does not fit.
         """
-        config: type[MethodConfig] = self.load(name).Config
-        return parse(config, settings, f"methods.{name}")
+        return self._parse(self.load(name), settings, name)
+
+    def of_entry(self, entry: MethodEntry) -> MethodConfig:
+        """The `Config` of an entry of `methods`.
+
+        Raises:
+            UserError: as `configure`; also where the entry has the name of another method.
+        """
+        names, place = self.names(), f"methods.{entry.name}"
+        if entry.is_variant and entry.file not in names:
+            raise UserError(f"{place}.method = {entry.file!r} is no method; {did_you_mean(entry.file, names)}")
+        if entry.is_variant and entry.name in names:
+            raise UserError(f"{place} says `method: {entry.file}`, but {entry.name} is a method itself; give the entry "
+                            "another name")
+        if entry.file not in names:
+            raise UserError(f"{place}: there is no method of this name; name the entry like its method, or say in it "
+                            f"which one it is, as `method: NAME`; {did_you_mean(entry.file, names)}")
+        return self._parse(self.load(entry.file), entry.options, entry.name)
+
+    def _parse(self, module: ModuleType, settings: Mapping[str, Any], name: str) -> MethodConfig:
+        config: type[MethodConfig] = module.Config
+        return parse(config, dict(settings), f"methods.{name}")
 
 
 @contextmanager
-def naming(name: str) -> Iterator[None]:
+def naming(name: str, file: str | None = None) -> Iterator[None]:
     """Puts `methods.NAME: ` before the UserError of a method's `phases`, unless the method names itself in it.
 
-    What methods share, such as layer mappings, does not know for which of them it works.
+    What methods share, such as layer mappings, does not know for which of them it works, and a method `file` does not
+    know by which `name` a study calls it.
     """
     try:
         yield
     except UserError as error:
-        if str(error).startswith(f"methods.{name}"):
-            raise
-        raise UserError(f"methods.{name}: {error}") from None
+        itself, text = f"methods.{file or name}", str(error)
+        if not text.startswith(itself):
+            raise UserError(f"methods.{name}: {text}") from None
+        raise UserError(f"methods.{name}{text.removeprefix(itself)}") from None

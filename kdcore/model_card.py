@@ -75,6 +75,7 @@ def of_version(candidate: Candidate) -> str:
         f"The checkpoint was chosen on `{info.select}` ({info.splits[info.select].rows:,} rows). "
         "These are the numbers of this one model; the study's report has means over seeds.", "",
         f"**Cost:** {_count(candidate.parameters)} parameters; {_latency(candidate)}.", "",
+        *([f"**Its method:** {candidate.variant.told()}.", ""] if candidate.variant else []),
         *([f"**Its teacher:** {candidate.taught_by}.", ""] if candidate.taught_by else []),
         *([f"**It started as** {general}.", ""] if (general := _general(candidate.origin)) else []),
         "**Where it came from**", "",

@@ -186,7 +186,8 @@ def _metrics(candidate: Candidate) -> dict[str, float]:
 def _tags(candidate: Candidate) -> dict[str, str]:
     """What leads back to git and DVC, and the scores with the names of their splits."""
     tags = {CHECKPOINT: candidate.checkpoint, "kdflow.study": candidate.study, "kdflow.dataset": candidate.dataset,
-            "kdflow.method": candidate.method, "kdflow.seed": str(candidate.seed), "kdflow.stage": candidate.stage,
+            "kdflow.method": candidate.method, "kdflow.method_file": candidate.method_file,
+            "kdflow.seed": str(candidate.seed), "kdflow.stage": candidate.stage,
             "kdflow.parameters": str(candidate.parameters), "kdflow.selected_on": candidate.info.select}
     if candidate.taught_by:
         tags["kdflow.teacher"] = candidate.taught_by

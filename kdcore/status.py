@@ -37,8 +37,9 @@ def tell(study: Path) -> Iterator[str]:
     else:
         settings = config.load(path)
         chosen = settings.study
-        yield (f"study {study_name(study)}: datasets {', '.join(chosen.datasets)}; methods "
-               f"{', '.join(chosen.methods)}; seeds {', '.join(map(str, chosen.seeds))}")
+        entries = ", ".join(str(settings.method(name)) for name in chosen.methods)
+        yield (f"study {study_name(study)}: datasets {', '.join(chosen.datasets)}; methods {entries}; seeds "
+               f"{', '.join(map(str, chosen.seeds))}")
     working = [*_flow(study), *_stages(study)]
     # `dvc status` holds DVC's lock; a `dvc repro` whose stage ends meanwhile would wait for three seconds, then fail.
     dvc = None if any(line.startswith(_RUNS) for line in working) else _ask_dvc(study)

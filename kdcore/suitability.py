@@ -30,9 +30,10 @@ def check(study: config.Study, prepared: Prepared, *names: str) -> None:
         sizes = dims(teacher) if teacher else WithoutLayers(dims(student), name, info.name, len(members))
         setting = Setting(sizes, dims(student), info.classes, info.regression, labels,
                           study.student_training(info.name).batch_size, study.study.seeds[0])
-        wanted = methods.configure(name, study.method(name))
-        with methods.naming(name):
-            phases = methods.load(name).phases(wanted, setting)
+        entry = study.method(name)
+        wanted = methods.of_entry(entry)
+        with methods.naming(name, entry.file):
+            phases = methods.load(entry.file).phases(wanted, setting)
             needs = needs_of(phases)
             if teacher is None:
                 refuse_beyond_logits(name, needs, info.name, len(members))

@@ -67,7 +67,8 @@ class Run:
     @classmethod
     def start(cls, kind: str, layout: Layout, dataset: str | None = None, method: str | None = None,
               seed: int | None = None, params: Mapping[str, Any] | None = None,
-              tags: Mapping[str, str] | None = None, student: str | None = None) -> Self:
+              tags: Mapping[str, str] | None = None, student: str | None = None,
+              method_file: str | None = None) -> Self:
         """Begin a run and return at once; the store is contacted in the background.
 
         Args:
@@ -75,11 +76,12 @@ class Run:
             params: nested settings; flattened to `training.epochs` and the like. Only what we chose ourselves.
             tags: further tags, e.g. the checkpoint's hash.
             student: of a general study, in place of a dataset.
+            method_file: what `method`, its name in the study, is; None where they are the same.
         """
         if not enabled():
             return cls(None)
         what = {"kind": kind, "study": study_name(layout.study), "student": student, "dataset": dataset,
-                "method": method, "seed": None if seed is None else str(seed)}
+                "method": method, "method_file": method_file or method, "seed": None if seed is None else str(seed)}
         worker = _Worker(_Record(layout.study.resolve(), {k: v for k, v in what.items() if v is not None},
                                  flatten(params or {}), dict(tags or {})))
         worker.attempt(tracking_store.load)

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from kdcore import candidate, catalogue, promotion, registry, tracking_store
+from kdcore import candidate, catalogue, model_card, promotion, registry, tracking_store
 from kdcore.errors import UserError
 from kdcore.lineage import hash_folder, read_lock, revision
 from kdcore.stages import register as stage
@@ -58,6 +58,7 @@ def test_a_registered_pair_model_says_all_that_one_needs(store: Store) -> None:
     version = client.get_model_version_by_alias(NAME, "champion")
     student = store.layout.student("toy", "rail_kd_l")
     expected = {"kdflow.study": "tiny", "kdflow.dataset": "toy", "kdflow.method": "rail_kd_l", "kdflow.seed": "1",
+                "kdflow.method_file": "rail_kd_l",
                 "kdflow.revision": commit, "kdflow.stage": "distill@toy-rail_kd_l",
                 "kdflow.checkpoint": hash_folder(student / "seed-1"), "dvc.student": hash_folder(student),
                 "dvc.prepared": hash_folder(store.layout.prepared("toy")), "dvc.teacher": "feed.dir",
@@ -97,6 +98,20 @@ def test_a_teacher_that_is_no_single_model_is_told(store: Store) -> None:
     version = tracking_store.connect().get_model_version(registered.name, registered.version)
     assert version.tags["kdflow.teacher"] == "the average of the logits of 2 teachers: a, seed 1; b, seed 2"
     assert "**Its teacher:** the average of the logits of 2 teachers: a, seed 1; b, seed 2." in version.description
+
+
+def test_a_method_by_a_name_of_its_own_says_what_it_is(store: Store) -> None:
+    study = toy.settings().model_copy(update={"methods": {"wide": {"method": "rail_kd_l", "width": 8}}})
+    toy.write_study(store.layout, method="wide")
+    registered = registry.register(study, store.layout, "toy", "wide", 1)
+    client = tracking_store.connect()
+    version = client.get_model_version(registered.name, registered.version)
+    assert {"kdflow.method": "wide", "kdflow.method_file": "rail_kd_l"}.items() <= version.tags.items()
+    assert "**Its method:** `wide` is `rail_kd_l` with width 8." in version.description
+    params = client.get_run(version.run_id).data.params
+    assert (params["method.name"], params["method.width"]) == ("rail_kd_l", "8")
+    assert "Its method" not in model_card.of_version(replace(
+        candidate.gather(study, store.layout, "toy", "wide", 1), variant=None))
 
 
 def test_where_the_first_weights_came_from_is_told(store: Store) -> None:

@@ -126,7 +126,7 @@ def test_a_study_is_found_from_elsewhere(monkeypatch, tmp_path, mine):
 def test_shipped_studies_name_what_there_is(folder):
     settings = config.load(folder / "params.yaml")
     for name in settings.study.methods:
-        methods.configure(name, settings.method(name))
+        methods.of_entry(settings.method(name))
     for name in settings.study.datasets:
         known = {partner.name for partner in specs.built_in(name).ood}
         assert set(settings.datasets[name].data.ood_sets or ()) <= known
@@ -190,7 +190,7 @@ def test_the_rail_studies_map_layers_as_the_paper_does(name):
                     batch_size=4, seed=1)
 
     def objective(method: str) -> Objective:
-        return methods.load(method).phases(methods.configure(method, settings.method(method)), sizes)[0].objective
+        return methods.load(method).phases(methods.of_entry(settings.method(method)), sizes)[0].objective
 
     inner, first_five = set(range(1, depth)), {1, 2, 3, 4, 5}
     for method, taught, teaching in (("pkd", first_five, {stride * j for j in first_five}),

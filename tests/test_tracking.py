@@ -51,7 +51,8 @@ def test_a_run_says_what_ran_and_how_it_went(store: Store) -> None:
         "    - {path: artifacts/prepared/rte, md5: abc.dir}\n    - {path: artifacts/student/rte/m, md5: old.dir}\n")
     (store.study / "curve.txt").write_text("one")
     params = {"training": {"epochs": 3.0, "keep": "best"}, "layers": (1, 2), "revision": None, "ood": {}}
-    with Run.start("distill", store.layout, "rte", "rail_kd_l", 2, params, {"kdflow.teacher": "cafe"}) as run:
+    with Run.start("distill", store.layout, "rte", "wide", 2, params, {"kdflow.teacher": "cafe"},
+                   method_file="rail_kd_l") as run:
         for step in range(2500):
             run.log(step, {"loss": 1 / (step + 1), "rte/accuracy": 0.5})
         run.artifact(store.study / "curve.txt")
@@ -59,14 +60,15 @@ def test_a_run_says_what_ran_and_how_it_went(store: Store) -> None:
     [recorded] = store.runs()
     assert recorded.info.run_id == run_id
     assert recorded.info.status == "FINISHED"
-    assert recorded.info.run_name == "distill rte rail_kd_l seed 2"
+    assert recorded.info.run_name == "distill rte wide seed 2"
     assert recorded.data.params == {"training.epochs": "3.0", "training.keep": "best", "layers": "[1, 2]",
                                     "revision": "null", "ood": "{}"}
     tags = recorded.data.tags
-    expected = {"kdflow.kind": "distill", "kdflow.study": "tiny", "kdflow.dataset": "rte", "kdflow.method": "rail_kd_l",
-                "kdflow.seed": "2", "kdflow.teacher": "cafe", "dvc.prepared": "abc.dir"}
+    expected = {"kdflow.kind": "distill", "kdflow.study": "tiny", "kdflow.dataset": "rte", "kdflow.method": "wide",
+                "kdflow.method_file": "rail_kd_l", "kdflow.seed": "2", "kdflow.teacher": "cafe",
+                "dvc.prepared": "abc.dir"}
     assert expected.items() <= tags.items()
-    assert tags["mlflow.source.name"] == "kdflow distill rte rail_kd_l"
+    assert tags["mlflow.source.name"] == "kdflow distill rte wide"
     [used] = recorded.inputs.dataset_inputs
     assert (used.dataset.name, used.dataset.digest) == ("rte", "abc")
     assert tags["kdflow.process"].startswith(f"{os.getpid()}:")

@@ -110,6 +110,8 @@ def _setting(results: DatasetResults) -> str:
             seeds = ", ".join(run.removeprefix("seed-") for run in system.runs)
             how = f"{_training(next(iter(system.runs.values()))['training'])}; seeds {seeds}"
             alike.setdefault(how, []).append(name)
+    if results.variants:
+        said.append(f"Methods: {'; '.join(results.variants)}.")
     said += [f"{'Students' if len(alike) == 1 else ', '.join(names)}: {how}." for how, names in alike.items()]
     return "\n\n".join(said) + "\n"
 

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from kdcore.analysis.resampling import resampled
 from kdcore.analysis.statistics import FEWEST_SEEDS, RESAMPLES, Difference, Summary, difference, summarise
+from kdcore.config import MethodEntry
 from kdcore.data.prepared import PreparedInfo
 from kdcore.errors import UserError
 from kdcore.evaluation.metrics import PROTOCOL
@@ -71,6 +72,13 @@ class System:
         if metrics.keys() != runs.keys():
             raise UserError(f"metrics.json and context.json in {folder} name different runs; {again}")
         return cls(name, folder, metrics, runs), info
+
+    @cached_property
+    def entry(self) -> MethodEntry:
+        """The method as the study declares it, of which the record tells; a teacher's is its own name."""
+        record = next(iter(self.runs.values()))["training"]
+        file = record.get("method", {}).get("name", self.name)
+        return MethodEntry(self.name, file, record.get("variant", {}).get("options", {}))
 
     @property
     def size(self) -> dict[str, int]:
@@ -178,10 +186,17 @@ class DatasetResults:
         return summarise(self.values(system, column))
 
     def comparisons(self) -> list[tuple[str, str]]:
-        """Method and baseline, for every baseline that was evaluated."""
+        """Method and baseline, for every baseline that was evaluated, be it under a name of its own."""
         students = [name for name in self.systems if name != TEACHER]
-        return [(name, baseline) for name in students for baseline in BASELINES
-                if baseline in students and name not in BASELINES[:BASELINES.index(baseline) + 1]]
+        found = ([name for name in students if self.systems[name].entry.file == file] for file in BASELINES)
+        baselines = [file if file in names else names[0] for file, names in zip(BASELINES, found, strict=True) if names]
+        return [(name, baseline) for name in students for place, baseline in enumerate(baselines)
+                if name not in baselines[:place + 1]]
+
+    @property
+    def variants(self) -> list[str]:
+        """What the methods are that have names of their own, in Markdown."""
+        return [system.entry.told() for system in self.systems.values() if system.entry.is_variant]
 
     def difference(self, system: str, baseline: str, column: Column) -> Difference:
         """A method minus a baseline over the seeds that both have.

@@ -1,12 +1,13 @@
 """Stage `analyse`: look inside the students of all methods on a dataset, beside its teacher.
 
-Four analyses, each a picture with its data beside it; the ones that a study has nothing for are left out, and those
+Five analyses, each pictures with its data beside it; the ones that a study has nothing for are left out, and those
 that are not defined for its models say why:
 
     similarity.png, pairs.png, similarity.csv   cosine of teacher and student layers (Haidar et al. 2022, figure 2)
     attention.png, attention.csv                weights that student layers give teacher layers (Passban et al. 2021)
     draws.png, draws.csv                        which teacher layers were drawn at random
     collapse.png, collapse.csv                  whether learned projections collapsed, over the epochs
+    actions.png, rewards.png, episodes.png      how knowledge was selected, see kdcore/analysis/selection_exhibits.py
     analysis.json                               what is there, with a text to each
 
 The first needs both models on a few rows, the second on the whole training set; the others read training records.
@@ -31,6 +32,7 @@ from kdcore.analysis import draws, layer_plots
 from kdcore.analysis.attention import mean_attention
 from kdcore.analysis.exhibits import Exhibit, Exhibits, write_csv
 from kdcore.analysis.layer_plots import HeatMaps, Watch
+from kdcore.analysis.selection_exhibits import selection
 from kdcore.analysis.similarity import States, read_states, similarity
 from kdcore.data.prepared import Prepared, Which
 from kdcore.errors import UserError
@@ -65,7 +67,8 @@ def run(study: config.Study, layout: Layout, dataset: str) -> None:
     with Run.start("analyse", layout, dataset, params=study.analysis.model_dump()) as tracked:
         work.absent.extend(f"`{method}` has no students yet." for method in study.study.methods
                            if method not in work.students)
-        shown = [*work.similarity(scratch), *work.attention(scratch), *work.draws(scratch), *work.collapse(scratch)]
+        shown = [*work.similarity(scratch), *work.attention(scratch), *work.draws(scratch), *work.collapse(scratch),
+                 *work.selection(scratch)]
         Exhibits(dataset, tuple(shown), tuple(work.absent)).write(scratch)
         out = layout.analysis(dataset)
         shutil.rmtree(out, ignore_errors=True)
@@ -210,34 +213,47 @@ class Work:
         return shown
 
     def attention(self, folder: Path) -> list[Exhibit]:
-        """The weights of the first seed of ALP-KD: one pass of the student over the training set."""
-        if "alp_kd" not in self.students:
+        """The weights of the first seed of each ALP-KD: one pass of the student over the training set."""
+        found = {method: (student, objective) for method, (student, *_) in self.students.items()
+                 if student.record["method"]["name"] == "alp_kd" and (objective := self._attending(method, student))}
+        if not found:
             return []
-        student, info = self.students["alp_kd"][0], self.prepared.info
+        weights = {method: mean_attention(objective, self._load(student.folder), self._teacher(objective),
+                                          self.prepared, f"attention {self.dataset} {method}").numpy()
+                   for method, (student, objective) in found.items()}
+        write_csv(folder / "attention.csv", ("method", "seed", "student_layer", "teacher_layer", "weight"), (
+            (method, student.seed, objective.student_layers[row], objective.teacher_layers[column],
+             float(weights[method][row, column])) for method, (student, objective) in found.items()
+            for row, column in np.ndindex(*weights[method].shape)))
+        layer_plots.draw_heat_maps(HeatMaps(f"{self.dataset}: attention of student layers on teacher layers",
+                                            "mean weight", weights, 0.0,
+                                            max(float(one.max()) for one in weights.values())),
+                                   folder / "attention.png")
+        info, (student, objective) = self.prepared.info, next(iter(found.values()))
+        blocks = any(objective.allowed is not None for _, objective in found.values())
+        return [Exhibit("Attention of ALP-KD", "attention.png", "attention.csv",
+                        f"The weight that each student layer (up) gives each teacher layer (to the right), averaged "
+                        f"over all {info.splits[info.train].rows:,} training rows, by the final student of seed "
+                        f"{student.seed} without dropout. Rows sum to 1" + (
+                            ", within the block that a student layer looks at." if blocks else
+                            f"; equal weights would be {layer_plots.decimals(1 / len(objective.teacher_layers), 2)}."))]
+
+    def _attending(self, method: str, student: Student) -> alp_kd.AlpKd | None:
+        """A student's objective anew; None where its weights are computed through what was not exported."""
+        info = self.prepared.info
         written = {name: value for name, value in student.record["method"].items() if name != "name"}
         objective = alp_kd.AlpKd(alp_kd.Config(**written), Setting(
             self.teacher, self.student, info.classes, info.regression, self.prepared.labels(info.train),
             student.record["phases"][-1]["batch_size"], student.seed)).to(device())
         if list(objective.parameters()):
-            self.absent.append("The attention of `alp_kd` is not shown: it is computed through learned maps between "
+            self.absent.append(f"The attention of `{method}` is not shown: it is computed through learned maps between "
                                f"widths {self.teacher.width} and {self.student.width}, which are not exported.")
-            return []
-        teacher = Teacher.open(self.prepared, self.layout.teacher(self.dataset), self.layout.features(self.dataset),
-                               self.study.features, objective.needs.teacher, device())
-        weights = mean_attention(objective, self._load(student.folder), teacher, self.prepared,
-                                 f"attention {self.dataset}").numpy()
-        write_csv(folder / "attention.csv", ("method", "seed", "student_layer", "teacher_layer", "weight"), (
-            ("alp_kd", student.seed, objective.student_layers[row], objective.teacher_layers[column],
-             float(weights[row, column])) for row, column in np.ndindex(*weights.shape)))
-        layer_plots.draw_heat_maps(HeatMaps(f"{self.dataset}: attention of student layers on teacher layers",
-                                            "mean weight", {"alp_kd": weights}, 0.0, float(weights.max())),
-                                   folder / "attention.png")
-        return [Exhibit("Attention of ALP-KD", "attention.png", "attention.csv",
-                        f"The weight that each student layer (up) gives each teacher layer (to the right), averaged "
-                        f"over all {info.splits[info.train].rows:,} training rows, by the final student of seed "
-                        f"{student.seed} without dropout. Rows sum to 1" + (
-                            f"; equal weights would be {layer_plots.decimals(1 / weights.shape[1], 2)}."
-                            if objective.allowed is None else ", within the block that a student layer looks at."))]
+            return None
+        return objective
+
+    def _teacher(self, objective: alp_kd.AlpKd) -> Teacher:
+        return Teacher.open(self.prepared, self.layout.teacher(self.dataset), self.layout.features(self.dataset),
+                            self.study.features, objective.needs.teacher, device())
 
     def draws(self, folder: Path) -> list[Exhibit]:
         """How often each teacher layer was drawn, over all epochs and seeds."""
@@ -287,6 +303,11 @@ class Work:
                         "alike and nothing is taught. Right: standard deviation of their entries; at 0 likewise. "
                         f"Means over each epoch, by {self.seeds} (thin) and on average (thick); dotted: where training "
                         "warns.")]
+
+    def selection(self, folder: Path) -> list[Exhibit]:
+        """How methods weighed types of knowledge, and how their selectors learned to."""
+        return selection(self.dataset, {method: {student.seed: student.record for student in students}
+                                        for method, students in self.students.items()}, folder)
 
 
 _POOLED = {"mean": "the states, averaged over real tokens,", "cls": "the states of token 0",

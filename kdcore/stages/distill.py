@@ -62,12 +62,17 @@ def run(study: config.Study, layout: Layout, dataset: str, method: str) -> None:
 
 @dataclass(frozen=True)
 class Work:
-    """The students of one method on one dataset."""
+    """The students of one method, by its name in the study, on one dataset."""
 
     study: config.Study
     layout: Layout
     dataset: str
     method: str
+
+    @cached_property
+    def entry(self) -> config.MethodEntry:
+        """The method as the study declares it."""
+        return self.study.method(self.method)
 
     @cached_property
     def prepared(self) -> Prepared:
@@ -114,7 +119,12 @@ class Work:
     @cached_property
     def method_config(self) -> config.MethodConfig:
         """The method's hyper-parameters."""
-        return methods.configure(self.method, self.study.method(self.method))
+        return methods.of_entry(self.entry)
+
+    @property
+    def variant(self) -> dict[str, Any]:
+        """The method's name in the study and what is written there, where that name is not the method's; else empty."""
+        return {"name": self.method, "options": dict(self.entry.options)} if self.entry.is_variant else {}
 
     @cached_property
     def settings(self) -> config.Training:
@@ -136,12 +146,12 @@ class Work:
         return {
             "seed": seed, "training": settings.deciding(),
             "precision": resolve(settings.precision, device()).name,
-            "method": {"name": self.method} | self.method_config.model_dump(mode="json"),
+            "method": {"name": self.entry.file} | self.method_config.model_dump(mode="json"), "variant": self.variant,
             "student": self.study.pair.student.model_dump(mode="json"), "origin": self.first_weights,
             "prepared": prepared.fingerprint,
             "teacher": fingerprint(self.teacher_folder),
             "features": self.study.features.model_dump(mode="json"),
-            "code": scratch.hash_code(*CODE, f"methods/{self.method}.py"), "libraries": scratch.library_versions()}
+            "code": scratch.hash_code(*CODE, f"methods/{self.entry.file}.py"), "libraries": scratch.library_versions()}
 
     def train(self, seed: int, place: Path, out: Path | None) -> None:
         """Train a seed with checkpoints in `place`, and export it to `out` if given."""
@@ -153,7 +163,8 @@ class Work:
         title = f"{self.dataset} {self.method} seed {seed}"
         journal = self.layout.logs / f"distill@{self.dataset}-{self.method}-seed-{seed}.jsonl"
         with Run.start("distill", self.layout, self.dataset, self.method, seed,
-                       {name: identity[name] for name in ("training", "precision", "method", "student")}) as tracked:
+                       {name: identity[name] for name in ("training", "precision", "method", "student")},
+                       method_file=self.entry.file) as tracked:
             result = train(student, phases, OfDataset(self.prepared), settings, seed, place / "checkpoints",
                            Journal(journal, tracked), title, self.teacher(phases, title))
             if out is None:
@@ -162,6 +173,8 @@ class Work:
                                       "method": identity["method"]} | self.described_teacher
             if info.splits[info.train].unlabelled and needs_of(phases):  # without a teacher nobody reads them
                 record["unlabelled"] = self.unlabelled
+            if self.variant:
+                record["variant"] = self.variant
             if self.first_weights:
                 record["origin"] = self.first_weights
             tokenizer = (load_tokenizer(pair.student.source, pair.student.revision) if self.first_weights
@@ -183,8 +196,8 @@ class Work:
         teacher = WithoutLayers(student, self.method, self.dataset, members) if only_logits else teacher_dims(folder)
         setting = Setting(teacher, student, info.classes, info.regression, self.prepared.labels(info.train),
                           self.settings.batch_size, seed)
-        with methods.naming(self.method):
-            phases = methods.load(self.method).phases(self.method_config, setting)
+        with methods.naming(self.method, self.entry.file):
+            phases = methods.load(self.entry.file).phases(self.method_config, setting)
         if only_logits:
             refuse_beyond_logits(self.method, needs_of(phases), self.dataset, members)
         return phases

@@ -60,7 +60,8 @@ def run(study: config.Study, layout: Layout, dataset: str, method: str) -> None:
     measured: dict[str, Any] = {}
     for name, folder in _models(layout, dataset, method).items():
         training = _training(folder)
-        with Run.start("evaluate", layout, dataset, method, training["seed"]) as tracked:
+        with Run.start("evaluate", layout, dataset, method, training["seed"],
+                       method_file=training.get("method", {}).get("name")) as tracked:
             start = time.perf_counter()
             system = load(folder, prepared, which, study.evaluation.batch_size)
             metrics[name], files = _evaluate(system, prepared, study.evaluation.submission, scratch, name)

@@ -89,6 +89,8 @@ def _print(everything: Sequence[DatasetResults], layout: Layout) -> None:
             tables.append(comparison.differences(results, columns, f"Differences: {name}"))
         tables.append(comparison.cost(results, {system: _measured(layout, name, system) for system in results.systems}))
     show(tables)
+    for variant in dict.fromkeys(variant for results in everything for variant in results.variants):
+        _say(f"{variant}.")
     for results in everything:
         for split in (*results.in_domain, *results.out_of_domain):
             if "subset" in (note := results.info.splits[split].note):

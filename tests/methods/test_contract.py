@@ -266,7 +266,7 @@ def test_file_keeps_the_house_rules(name: str) -> None:
 def test_default_study_configures_it(name: str, repository: Path) -> None:
     study = config.load(repository / "params.yaml")
     assert name in study.methods, f"add `{name}: {{}}` under `methods` in the params.yaml of the root"
-    assert isinstance(methods.configure(name, study.method(name)), MethodConfig)
+    assert isinstance(methods.of_entry(study.method(name)), MethodConfig)
 
 
 def train(objective: Objective, models: tuple[Toy, Toy], setting: Setting, steps: int) -> None:

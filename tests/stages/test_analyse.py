@@ -70,7 +70,8 @@ def student(layout, name, seed, layers=2, width=32, history=(), **record):
     folder = layout.student("toy", name) / f"seed-{seed}"
     shutil.rmtree(folder, ignore_errors=True)
     save_tiny(folder, layers=layers, width=width, labels=LABELS, seed=seed)
-    (folder / "training.json").write_text(json.dumps(training_record(seed) | {"history": list(history)} | record))
+    (folder / "training.json").write_text(json.dumps(
+        training_record(seed) | {"history": list(history), "method": {"name": name}} | record))
 
 
 def test_all_analyses_with_data_and_text_and_the_same_bytes_every_time(copied):
@@ -111,7 +112,9 @@ def test_a_copy_of_the_teacher_is_like_it_layer_by_layer(copied):
     study, layout = copied
     for path in layout.student("toy", "finetune").parent.iterdir():
         shutil.rmtree(path)
-    shutil.copytree(layout.teacher("toy"), layout.student("toy", "finetune") / "seed-1")
+    student(layout, "finetune", 1)
+    shutil.copytree(layout.teacher("toy"), layout.student("toy", "finetune") / "seed-1", dirs_exist_ok=True,
+                    ignore=shutil.ignore_patterns("training.json"))
     found = run(study, layout)
     assert found.absent == ("`alp_kd` has no students yet.", "`rail_kd_l` has no students yet.")
     ones = {(row["teacher_layer"], row["student_layer"]) for row in table(layout, "similarity")
@@ -187,7 +190,8 @@ def test_students_of_another_width_say_what_is_not_defined(copied):
     written = json.loads((layout.student("toy", "alp_kd") / "seed-1" / "training.json").read_text())["method"]
     for method in METHODS:
         shutil.rmtree(layout.student("toy", method))
-        student(layout, method, 1, width=16, history=[drawn] if method == "rail_kd_l" else [], method=written)
+        student(layout, method, 1, width=16, history=[drawn] if method == "rail_kd_l" else [],
+                **({"method": written} if method == "alp_kd" else {}))
     found = run(study, layout)
     assert found.shown == ()
     similarity, attention, draws = found.absent
@@ -195,6 +199,19 @@ def test_students_of_another_width_say_what_is_not_defined(copied):
     assert "learned maps between widths 32 and 16, which are not exported" in attention
     assert "`rail_kd_l` drew each layer is not shown: it draws at every step" in draws
     assert set(outs(layout)) == {"analysis.json"}
+
+
+def test_each_name_that_a_study_gives_alp_kd_has_a_picture(copied):
+    study, layout = copied
+    written = json.loads((layout.student("toy", "alp_kd") / "seed-1" / "training.json").read_text())["method"]
+    student(layout, "rail_kd_l", 1, method=written | {"attends": "block"})
+    found = run(study, layout)
+    weights = {name: [float(row["weight"]) for row in table(layout, "attention") if row["method"] == name]
+               for name in ("alp_kd", "rail_kd_l")}
+    assert len(weights["alp_kd"]) == len(weights["rail_kd_l"]) > 0
+    assert 0 in weights["rail_kd_l"]
+    assert 0 not in weights["alp_kd"]
+    assert "within the block that a student layer looks at" in found.shown[2].text
 
 
 def test_tokens_of_different_tokenizers_are_not_compared(copied):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from kdcore import config, methods
+from kdcore import config, methods, scratch
 from kdcore.data.prepared import Prepared
 from kdcore.errors import BusyError, UserError
 from kdcore.evaluation.predict import predict
@@ -260,6 +260,29 @@ def test_a_method_without_teacher_needs_no_features(ready: Ready, tmp_path: Path
     shutil.copytree(layout.study / "artifacts", tmp_path / "artifacts")
     shutil.rmtree(Layout(tmp_path).features("toy"))
     distill.run(study, Layout(tmp_path), "toy", "finetune")
+
+
+def test_one_method_under_several_names(fresh: Ready) -> None:
+    """Equal settings, yet students, records, logs and cached work of their own."""
+    study, layout = fresh
+    study = study.model_copy(update={"methods": {
+        "vanilla_kd": {}, "again": {"method": "vanilla_kd"}, "warm": {"method": "vanilla_kd", "temperature": 4.0}}})
+    works = [distill.Work(study, layout, "toy", name) for name in study.methods]
+    assert len({scratch.key("seed-1", work.identity(1)) for work in works}) == 3
+    assert len({work.identity(1)["code"] for work in works}) == 1
+    found = {}
+    for name in study.methods:
+        distill.run(study, layout, "toy", name)
+        folder = layout.student("toy", name) / "seed-1"
+        found[name] = (folder / "model.safetensors").read_bytes(), json.loads((folder / "training.json").read_text())
+        assert (layout.measured / f"distill@toy-{name}.json").is_file()
+        assert (layout.logs / f"distill@toy-{name}-seed-1.jsonl").is_file()
+    assert found["vanilla_kd"][0] == found["again"][0] != found["warm"][0]
+    records = {name: record for name, (_, record) in found.items()}
+    assert {record["method"]["name"] for record in records.values()} == {"vanilla_kd"}
+    assert "variant" not in records["vanilla_kd"]
+    assert records["again"]["variant"] == {"name": "again", "options": {}}
+    assert records["warm"]["variant"] == {"name": "warm", "options": {"temperature": 4.0}}
 
 
 @pytest.mark.parametrize(("method", "warnings"), [("pkd", 1), ("vanilla_kd", 0), ("rail_kd_l", 0), ("finetune", 0)])

@@ -98,6 +98,26 @@ def test_differences_are_found_where_they_are_and_not_elsewhere(layout):
         ("vanilla_kd", "finetune"), ("rail_kd_l", "finetune"), ("rail_kd_l", "vanilla_kd")}
 
 
+def test_methods_by_names_of_their_own(layout, capsys):
+    """The baselines are found by what they are, and the report says what each name stands for."""
+    methods = {"finetune": ("alone", "finetune", {}), "vanilla_kd": ("warm", "vanilla_kd", {"temperature": 4}),
+               "rail_kd_l": ("rail_kd_l", "rail_kd_l", {})}
+    for folder, (name, file, options) in methods.items():
+        path = layout.evaluation("movies", folder) / "context.json"
+        content = json.loads(path.read_text())
+        for run_ in content["runs"].values():
+            run_["training"] |= {"method": {"name": file}} | (
+                {"variant": {"name": name, "options": options}} if name != file else {})
+        path.write_text(json.dumps(content))
+        path.parent.rename(layout.evaluation("movies", name))
+    text = run(layout, methods=[name for name, _, _ in methods.values()])
+    told = "`alone` is `finetune`; `warm` is `vanilla_kd` with temperature 4."
+    assert f"Methods: {told}\n" in text
+    assert "alone is finetune." in capsys.readouterr().out
+    assert {(found["method"], found["baseline"]) for found in numbers(layout)["datasets"]["movies"]["differences"]} == {
+        ("warm", "alone"), ("rail_kd_l", "alone"), ("rail_kd_l", "warm")}
+
+
 def test_two_seeds_are_not_tested(tmp_path, capsys):
     layout, _ = write_study(tmp_path, seeds=2)
     text = run(layout)
