@@ -65,8 +65,8 @@ def training_record(seed: int = 1, losses: tuple[float, ...] = (0.7, 0.5), score
     settings = config.Training(epochs=len(losses)).model_dump(exclude={"seed"})
     return {"seed": seed, "precision": "fp32", "init": "layers 1 and 2 of a tiny model", "teacher": "0" * 12,
             "phases": [{"name": "finetune", **settings}],
-            "selected": {"epoch": len(losses), "score": scores[-1]}, "history": history, "skipped_steps": 0,
-            "warnings": list(warnings)}
+            "selected": {"epoch": len(losses), "score": scores[-1]}, "history": history, "curve": [],
+            "skipped_steps": 0, "warnings": list(warnings)}
 
 
 def export(folder: Path, labels: tuple[str, ...] | None = SENTIMENT, seed: int = 1, family: str = "bert",
