@@ -100,7 +100,7 @@ TeacherOf = Callable[[Int[Tensor, " b"], frozenset[FeatureKey]], Features]
 
 @dataclass(frozen=True)
 class Standing:
-    """How good the student is on rows of the selection split, in eval mode."""
+    """How good the student is on development rows, in eval mode."""
 
     loss: float
     """Mean label loss."""
@@ -111,10 +111,10 @@ class Standing:
 
 
 class Examine(Protocol):
-    """Runs the student over the selection split; costs a pass, and is to be called only when the value is used."""
+    """Runs the student over development rows: those that the objective holds back, or the selection split where it
+    holds back none. Costs a pass, and is to be called only when the value is used."""
 
-    def __call__(self, rows: int | None = None) -> Standing:
-        """`rows` takes so many of them, scattered but always the same ones; None, or more than there are, takes all."""
+    def __call__(self) -> Standing: ...
 
 
 @dataclass(frozen=True)
@@ -187,6 +187,10 @@ class Objective(nn.Module, ABC):
 
     masks_tokens: bool = False
     """True: both models read texts with tokens masked for language modelling, which `Batch.masked` names."""
+
+    held_back: int = 0
+    """So many training rows, but no more than a quarter of those with a label, are in no step of this objective's
+    phases: they are its development rows, scattered but always the same ones."""
 
     alarms: ClassVar[tuple[Alarm, ...]] = ()
     """Which diagnostics warn, and when."""

@@ -58,7 +58,8 @@ class LearningConfig(MethodConfig):
     reward: Literal["loss", "score"] = "loss"
     """What gets better between two examinations of the student: the label loss, or the dataset's metrics."""
     dev_rows: Annotated[int, Field(ge=1)] | Literal["paper"] = 256
-    """So many rows of the selection split give rewards and judge episodes; `paper` takes all."""
+    """So many training rows, a quarter at most, give rewards and judge episodes, whose students do not learn from them;
+    `paper` takes the selection split."""
     episodes: int = Field(default=5, ge=1)
     """At most, each with a fresh student."""
     episode_epochs: float | None = Field(default=None, gt=0)

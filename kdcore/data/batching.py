@@ -75,7 +75,7 @@ def collate(batch: Any) -> Any:
 
 
 class LengthGroupedBatches(Sampler[list[int]]):
-    """Every row once per epoch, in random batches of rows of similar length.
+    """Every row but those `left_out` once per epoch, in random batches of rows of similar length.
 
     There are ceil(n / batch_size) batches whose sizes differ by at most one, so that no epoch ends in a tiny batch
     that weighs as much as a full one. With `pieces` (micro-batches, or ranks, or both) each batch is cut into that
@@ -84,11 +84,12 @@ class LengthGroupedBatches(Sampler[list[int]]):
     """
 
     def __init__(self, lengths: np.ndarray | Tensor, batch_size: int, seed: int, pieces: int = 1,
-                 epoch: int = 0) -> None:
+                 epoch: int = 0, left_out: Sequence[int] | np.ndarray = ()) -> None:
         self.lengths = np.asarray(lengths)
-        steps = -(-len(self.lengths) // batch_size)
-        if not 1 <= pieces <= len(self.lengths) // max(steps, 1):
-            raise UserError(f"{len(self.lengths)} rows in batches of {batch_size} cannot be cut into {pieces} pieces "
+        self.rows = np.delete(np.arange(len(self.lengths)), np.asarray(left_out, dtype=np.int64))
+        steps = -(-len(self.rows) // batch_size)
+        if not 1 <= pieces <= len(self.rows) // max(steps, 1):
+            raise UserError(f"{len(self.rows)} rows in batches of {batch_size} cannot be cut into {pieces} pieces "
                             f"(accumulation x devices) each; lower `accumulation` or raise `batch_size`")
         self.steps = steps
         self.batch_size = batch_size
@@ -105,7 +106,7 @@ class LengthGroupedBatches(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         generator = np.random.default_rng([self.seed % 2**32, self.epoch])
-        order = generator.permutation(len(self.lengths))
+        order = self.rows[generator.permutation(len(self.rows))]
         groups = []
         for number, start in enumerate(range(0, len(order), MEGA_BATCHES * self.batch_size)):
             group = order[start:start + MEGA_BATCHES * self.batch_size]

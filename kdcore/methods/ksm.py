@@ -8,11 +8,12 @@ how much the loss on development rows fell over k steps, and what was new; the a
 (`kdcore/selector.py`). Algorithm 2 trains them in `episodes` with a fresh student each, while its score improves;
 Algorithm 1, the last phase, trains a fresh student with the best episode's selector as it is.
 
-Deviations from the paper: rewards come of `dev_rows` rows of the selection split, for the split that selects the module
-not to be all of the one that reports; `paper` takes all. Our choice where the text is silent: T^2 in response; features
-of a batch are joined, with zeros where it is short; a reward is the loss before minus that after; the value of what
-follows is a constant; a hard action without any type takes no step; `noise` and two learning rates are options. Where
-widths differ, feature and relation compare after a linear map each.
+Deviations from the paper: `dev_rows` training rows, which the episodes' students do not learn from, give rewards and
+judge episodes, so that rows that select checkpoints or report had no part in the selector; `paper` takes the selection
+split for all of it. Our choice where the text is silent: T^2 in response; features of a batch are joined, with zeros
+where it is short; a reward is the loss before minus that after; the value of what follows is a constant; a hard action
+without any type takes no step; `noise` and two learning rates are options. Where widths differ, feature and relation
+compare after a linear map each.
 Released code: none.
 """
 
@@ -73,7 +74,7 @@ class Episodes(Selection):
         self.learner = SelectorLearner(selector, config, setting.student.width, setting.teacher.width,
                                        len(config.types), setting.seed)
         self.best = best
-        self.rows = None if config.dev_rows == "paper" else config.dev_rows
+        self.held_back = 0 if config.dev_rows == "paper" else config.dev_rows
         self.episode = self.stale = 0
         self.standing = Standing(0.0, 0.0, {})
         self.best_score: float | None = None
@@ -85,7 +86,7 @@ class Episodes(Selection):
 
     def before_steps(self, examine: Examine) -> None:
         self.episode += 1
-        self.standing, self.earned = examine(self.rows), 0.0
+        self.standing, self.earned = examine(), 0.0
         self.knowledge.reset()
         self.learner.begin()
 
@@ -121,7 +122,7 @@ class Episodes(Selection):
         self.standing, self.earned = Standing(**content["standing"]), content["earned"]
 
     def _reward(self, examine: Examine) -> dict[str, float]:
-        before, now = self.standing, examine(self.rows)
+        before, now = self.standing, examine()
         gains = {"loss": before.loss - now.loss, "score": now.score - before.score}
         gains |= {name: value - before.metrics[name] for name, value in now.metrics.items()}
         reward = gains[self.config.reward]

@@ -51,6 +51,12 @@ class OfCorpus:
         """All of them."""
         return CorpusRows(self.corpus)
 
+    def held_back(self, rows: int) -> np.ndarray:
+        """None; raises ValueError when some are wanted, since no row has a label to be examined by."""
+        if rows:
+            raise ValueError(f"an objective holds {rows} labelled rows back, but a corpus has none")
+        return np.empty(0, dtype=np.int64)
+
     def development(self, precision: Precision, batch_size: int) -> None:
         """Nothing: a corpus has no split that selects."""
 

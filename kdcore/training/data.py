@@ -55,13 +55,13 @@ class Masking(Protocol):
 
 
 class Judge(Protocol):
-    """The split that selects. In distributed training every rank asks, and all get the same answer."""
+    """The development rows. In distributed training every rank asks, and all get the same answer."""
 
     def evaluate(self, student: PreTrainedModel) -> tuple[dict[str, Any], float]:
-        """The metrics and the score that selects; higher is better."""
+        """The metrics on the selection split and the score that selects; higher is better."""
 
-    def examine(self, student: PreTrainedModel, rows: int | None = None) -> Standing:
-        """Loss and score, of some of its rows where asked for; see `kdcore.objective.Examine`."""
+    def examine(self, student: PreTrainedModel, held_back: int) -> Standing:
+        """Loss and score, see `kdcore.objective.Examine`, for an objective that holds so many rows back."""
 
 
 class Data(Protocol):
@@ -79,6 +79,9 @@ class Data(Protocol):
 
     def rows(self, teacher_inputs: bool) -> Rows:
         """What is trained on, with the teacher's token ids if objectives read a teacher."""
+
+    def held_back(self, rows: int) -> np.ndarray:
+        """The ids of the rows that an objective holds back, of which it wants so many: int64 [n], in order."""
 
     def development(self, precision: Precision, batch_size: int) -> Judge | None:
         """What selects; None where nothing can, so that the last weights are kept."""

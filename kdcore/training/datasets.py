@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from kdcore.data.batching import Examples
 from kdcore.data.prepared import Prepared
 from kdcore.training.data import Masking
-from kdcore.training.development import Development
+from kdcore.training.development import Development, held_back_rows
 from kdcore.training.precision import Precision
 
 
@@ -27,8 +29,12 @@ class OfDataset:
         return Examples(self.prepared, self.prepared.info.train, teacher_inputs or self.tokens == "teacher",
                         reads=self.tokens, only_labelled=not teacher_inputs)
 
+    def held_back(self, rows: int) -> np.ndarray:
+        """Of the training rows with a label."""
+        return held_back_rows(self.prepared, rows).numpy()
+
     def development(self, precision: Precision, batch_size: int) -> Development:
-        """The selection split."""
+        """The selection split and the rows that are held back."""
         return Development(self.prepared, precision, batch_size, self.tokens)
 
     def masker(self, seed: int) -> Masking:

@@ -100,7 +100,7 @@ def train(student: PreTrainedModel, phases: Sequence[Phase], data: Data, setting
                       compiled(student, phase.objective.needs.student) if wanted.compile else nullcontext()):
                     trainer.run(resumed)
             around.selected.restore(student)
-    return TrainingResult(student.cpu().eval(), _result(around.record, phases, settings, seed, precision.name),
+    return TrainingResult(student.cpu().eval(), _result(around.record, phases, data, settings, seed, precision.name),
                           _measured(around.record))
 
 
@@ -125,7 +125,8 @@ def _evaluation_batch(settings: Training) -> int:
     return max(32, 2 * settings.batch_size // settings.accumulation)
 
 
-def _result(record: Record, phases: Sequence[Phase], settings: Training, seed: int, precision: str) -> dict[str, Any]:
+def _result(record: Record, phases: Sequence[Phase], data: Data, settings: Training, seed: int,
+            precision: str) -> dict[str, Any]:
     last = record.history[-1]
     development = dict(last.get("development", {}))
     selected = {name: last[name] for name in ("phase", "epoch", "step")} | {
@@ -136,6 +137,7 @@ def _result(record: Record, phases: Sequence[Phase], settings: Training, seed: i
     return {"seed": seed, "precision": precision,
             "phases": [{"name": phase.name} | effective(settings, phase).deciding()
                        | ({} if phase.layer_rates is None else {"layer_rates": list(phase.layer_rates)})
+                       | ({"held_back": len(data.held_back(rows))} if (rows := phase.objective.held_back) else {})
                        for phase in phases if phase.name in run],
             "selected": selected, "history": record.history, "curve": record.curve, "tokens": record.times.tokens,
             "skipped_steps": record.skipped, "warnings": record.warnings}

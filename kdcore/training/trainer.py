@@ -59,7 +59,8 @@ class DistillationTrainer(Trainer):
             raise UserError(f"{phase}: this method compares the examples of a batch with one another, so a batch "
                             f"cannot be cut into {settings.accumulation * world} pieces; set accumulation: 1 and "
                             "train in one process")
-        batches = LengthGroupedBatches(around.rows.lengths, settings.batch_size, seed, settings.accumulation * world)
+        batches = LengthGroupedBatches(around.rows.lengths, settings.batch_size, seed, settings.accumulation * world,
+                                       left_out=around.data.held_back(distiller.objective.held_back))
         arguments.max_steps = settings.steps or max(1, math.ceil(settings.epochs * batches.steps))
         self.phase = phase
         self.settings = settings
@@ -109,12 +110,12 @@ class DistillationTrainer(Trainer):
             self.distiller.objective.before_steps(self.examine)
         self.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
 
-    def examine(self, rows: int | None = None) -> Standing:
-        """Loss and score on (`rows` of) the selection split, in eval mode; raises ValueError where there is none."""
+    def examine(self) -> Standing:
+        """Loss and score on development rows, in eval mode; raises ValueError where there are none."""
         if self.around.development is None:
-            raise ValueError(f"{self.phase} asks for the loss on the selection split, but nothing selects here")
+            raise ValueError(f"{self.phase} asks for the loss on development rows, but there are none")
         started = time.monotonic()
-        standing = self.around.development.examine(self.distiller.student, rows)
+        standing = self.around.development.examine(self.distiller.student, self.distiller.objective.held_back)
         took = time.monotonic() - started
         self.around.record.times.evaluation += took
         self._clock += took

@@ -72,6 +72,13 @@ def test_every_row_once_in_batches_of_like_size() -> None:
     assert {len(rows) for rows in batches} <= {31, 32}
 
 
+def test_rows_that_are_left_out() -> None:
+    out = [0, 7, 4999]
+    batches = list(LengthGroupedBatches(LENGTHS, 32, seed=1, left_out=out))
+    assert sorted(row for batch in batches for row in batch) == [row for row in range(5000) if row not in out]
+    assert {len(batch) for batch in batches} == {31, 32}
+
+
 def test_little_padding_where_a_plain_shuffle_has_much() -> None:
     shuffled = np.array_split(np.random.default_rng(1).permutation(len(LENGTHS)), 157)
     assert padding_share(LENGTHS, shuffled) > 0.4

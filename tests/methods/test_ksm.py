@@ -45,10 +45,8 @@ class Examiner:
     def __init__(self, losses: Iterator[float], scores: Iterator[float]) -> None:
         self.losses, self.scores = losses, scores
         self.given: list[Standing] = []
-        self.rows: set[int | None] = set()
 
-    def __call__(self, rows: int | None = None) -> Standing:
-        self.rows.add(rows)
+    def __call__(self) -> Standing:
         score = next(self.scores)
         self.given.append(Standing(next(self.losses), score, {"accuracy": score, "f1": score / 2}))
         return self.given[-1]
@@ -129,11 +127,10 @@ def test_a_short_batch_has_an_action() -> None:
 @pytest.mark.parametrize(("steps", "k", "passes"), [(8, 3, 4), (9, 3, 4), (7, 3, 4), (5, 1, 6), (2, 64, 2)])
 def test_examinations_of_an_episode(steps: int, k: int, passes: int) -> None:
     """ceil(N / k) + 1; the rewards add up to the whole fall of the loss."""
-    objective, _ = parts_of(reward_steps=k, dev_rows=10)
+    objective, _ = parts_of(reward_steps=k)
     examine = examiner()
     told = play(objective, steps, examine)
     assert len(examine.given) == passes == -(-steps // k) + 1
-    assert examine.rows == {10}
     assert told[-1]["episode/reward"] == pytest.approx(examine.given[0].loss - examine.given[-1].loss)
     assert told[-1]["episode/score"] == told[-1]["episode/accuracy"] == examine.given[-1].score
     segments = list(pairwise(examine.given))
@@ -151,7 +148,6 @@ def test_rewards_by_score_and_all_of_the_split() -> None:
     told = play(objective, 6, examine)
     assert [told[step]["reward"] for step in (1, 3, 5)] == pytest.approx([0.01, 0.03, 0.05])
     assert all(step["reward"] == step["gain/score"] != step["gain/loss"] for step in told if step)
-    assert examine.rows == {None}
 
 
 def test_the_reward_of_an_episode_whose_last_step_was_not_taken() -> None:
@@ -213,6 +209,11 @@ def test_each_episode_starts_with_the_first_maps() -> None:
         parameter.data += 1
     objective.before_steps(examiner())
     assert all(torch.equal(one, other) for one, other in zip(objective.main_parameters(), first, strict=True))
+
+
+def test_rows_are_held_back_from_episodes_alone() -> None:
+    assert [objective.held_back for objective in parts_of(dev_rows=10)] == [10, 0]
+    assert [objective.held_back for objective in parts_of(dev_rows="paper")] == [0, 0]
 
 
 def test_phases() -> None:

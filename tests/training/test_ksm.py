@@ -10,13 +10,13 @@ from kdcore.data.prepared import Prepared
 from kdcore.features import Features
 from kdcore.knowledge_types import TYPES
 from kdcore.objective import Batch, Examine, Loss, Objective, Phase, Progress, Standing
-from kdcore.training import checkpoint
+from kdcore.training import checkpoint, development
 from kdcore.training.development import Development
 from kdcore.training.run import TrainingResult
 from tests.training.doubles import Stop
 from tests.training.problem import lines, phases_of, run, same_weights, steps, tiny_student
 
-HYPER: dict[str, Any] = {"reward_steps": 4, "episodes": 2, "dev_rows": 10, "episode_patience": 2}
+HYPER: dict[str, Any] = {"reward_steps": 4, "episodes": 2, "dev_rows": 8, "episode_patience": 2}
 
 
 def crash(objective: Objective, episode_step: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,9 +79,49 @@ def test_what_is_logged_and_what_is_exported(prepared: Prepared, straight: tuple
 
 def test_episodes_end_when_the_score_does_not_rise(prepared: Prepared, folder: Path,
                                                    monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Development, "examine", lambda self, student, rows=None: Standing(1.0, 0.5, {}))
+    monkeypatch.setattr(Development, "examine", lambda self, student, held_back: Standing(1.0, 0.5, {}))
     result = train(prepared, folder, phases_of("ksm", prepared, **HYPER | {"episodes": 9, "episode_patience": 1}))
     assert [phase["name"] for phase in result.record["phases"]] == ["episode-1", "episode-2", "distill"]
+
+
+@pytest.mark.parametrize("dev_rows", [8, "paper"])
+def test_rows_that_reward_neither_teach_nor_select(prepared: Prepared, folder: Path, dev_rows: int | str,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    phases = phases_of("ksm", prepared, **HYPER | {"dev_rows": dev_rows})
+    taught: dict[str, set[int]] = {"episode": set(), "distill": set()}
+    looked_at: list[tuple[str, tuple[int, ...] | None]] = []
+    predict = development.predict
+
+    def watch(objective: Objective, ids: set[int]) -> None:
+        forward = objective.forward
+
+        def watched(student: Features, teacher: Features, batch: Batch, progress: Progress) -> Loss:
+            ids.update(batch.ids.tolist())
+            return forward(student, teacher, batch, progress)
+        monkeypatch.setattr(objective, "forward", watched)
+
+    def watched_predict(model, prepared, split, batch_size, which, part):  # type: ignore[no-untyped-def]
+        looked_at.append((split, None if part is None else tuple(part.tolist())))
+        return predict(model, prepared, split, batch_size, which, part)
+
+    watch(phases[0].objective, taught["episode"])
+    watch(phases[-1].objective, taught["distill"])
+    monkeypatch.setattr(development, "predict", watched_predict)
+    result = train(prepared, folder, phases)
+    everything = set(range(90))
+    assert taught["distill"] == everything
+    *rewarding, selecting = looked_at  # the last phase has one epoch
+    assert selecting == ("validation", None)
+    if dev_rows == "paper":
+        assert set(rewarding) == {selecting}
+        assert taught["episode"] == everything
+    else:
+        [(split, rows)] = set(rewarding)
+        assert split == "train"
+        assert taught["episode"] == everything - set(rows)
+        assert len(rows) == 8
+    assert [phase.get("held_back") for phase in result.record["phases"]] == (
+        [None] * 3 if dev_rows == "paper" else [8, 8, None])
 
 
 def test_students_of_all_phases_start_alike(prepared: Prepared, folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Which weights a training returns (lessons A63, B3; no initial "best = 0")."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from kdcore.data.prepared import Prepared
 from kdcore.errors import UserError
 from kdcore.features import LOGITS
 from kdcore.objective import Examine, Loss, Needs, Phase, Progress, TeacherOf
-from kdcore.training.development import Development
+from kdcore.training.development import Development, held_back_rows
 from kdcore.training.precision import Precision
 from kdcore.training.record import Record
 from tests.training.doubles import Stop, Watched, stop_at, watched
@@ -171,20 +172,27 @@ def test_dev_loss_is_that_of_the_selection_split(prepared: Prepared, folder: Pat
     assert [standing.loss for standing in objective.standings] == [pytest.approx(by_hand, rel=1e-5)]
 
 
-def test_some_rows_of_the_selection_split_are_always_the_same(prepared: Prepared) -> None:
+def test_rows_that_are_held_back_are_always_the_same(prepared: Prepared) -> None:
     development = Development(prepared, Precision("fp32", "cpu"), 8)
     student = tiny_student(prepared)
-    part = development._part(10)
-    assert torch.equal(part, Development(prepared, Precision("fp32", "cpu"), 4)._part(10))
+    part = held_back_rows(prepared, 10)
+    assert torch.equal(part, held_back_rows(prepared, 10))
     assert len(set(part.tolist())) == 10 < part.max()
     with torch.no_grad():
-        logits = student.eval()(**prepared.tokens("validation", "student").pad(part)).logits
-    labels = prepared.labels("validation")[part]
+        logits = student.eval()(**prepared.tokens("train", "student").pad(part)).logits
+    labels = prepared.labels("train")[part]
     standing = development.examine(student, 10)
     assert standing.loss == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
     assert standing.score == pytest.approx((logits.argmax(dim=1) == labels).float().mean().item())
-    assert development.examine(student) == development.examine(student, 40) != standing
+    assert development.examine(student) != standing
     assert development.examine(student).score == development.evaluate(student)[1]
+
+
+def test_a_quarter_of_the_labelled_rows_at_most_is_held_back(prepared: Prepared) -> None:
+    assert len(held_back_rows(prepared, 1000)) == 22  # of 90
+    splits = prepared.info.splits | {"train": replace(prepared.info.splits["train"], unlabelled=50)}
+    part = held_back_rows(Prepared(prepared.folder, replace(prepared.info, splits=splits)), 1000)
+    assert len(part) == 10 < part.max() < 40
 
 
 class Rounds(Watched):
