@@ -45,6 +45,8 @@ def distill(study: str = ".", profile: str | None = None, datasets: list[str] | 
 def _chain(todo: Plan, order: Order) -> Outcome:
     """The stages in the order of the story; each starts as soon as what DVC's graph says it needs is done."""
     chain = Chain(todo, order)
+    for method in todo.methods:
+        chain.add(stage_name("method", method=method))
     for dataset in todo.datasets:
         chain.add(stage_name("prepare", dataset))
         chain.add(stage_name("teacher", dataset))

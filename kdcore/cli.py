@@ -131,6 +131,18 @@ def features(dataset: DatasetArgument, study: StudyOption = Path()) -> None:
 
 
 @app.command()
+def method(name: MethodArgument, study: StudyOption = Path()) -> None:
+    """Say which method file an entry of `methods` is, so that DVC looks at that file.
+
+    Example: kdflow method rail_kd_l
+    """
+    with _inside(study) as (settings, layout):
+        from kdcore.stages import method as stage
+
+        stage.run(settings, layout, name)
+
+
+@app.command()
 def distill(dataset: DatasetArgument, method: MethodArgument, study: StudyOption = Path()) -> None:
     """Train one student per seed with a method.
 

@@ -24,6 +24,10 @@ class Layout:
     def prepared(self, dataset: str) -> Path:
         return self.study / "artifacts" / "prepared" / dataset
 
+    def method(self, name: str) -> Path:
+        """A link to the file of the method that has this name in the study."""
+        return self.study / "artifacts" / "method" / f"{name}.py"
+
     def teacher(self, dataset: str) -> Path:
         return self.study / "artifacts" / "teacher" / dataset
 

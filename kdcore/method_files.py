@@ -38,12 +38,8 @@ class MethodFiles:
         """
         return self._parse(self.load(name), settings, name)
 
-    def of_entry(self, entry: MethodEntry) -> MethodConfig:
-        """The `Config` of an entry of `methods`.
-
-        Raises:
-            UserError: as `configure`; also where the entry has the name of another method.
-        """
+    def check_name(self, entry: MethodEntry) -> None:
+        """Raises UserError where an entry of `methods` is no method, or has the name of another one."""
         names, place = self.names(), f"methods.{entry.name}"
         if entry.is_variant and entry.file not in names:
             raise UserError(f"{place}.method = {entry.file!r} is no method; {did_you_mean(entry.file, names)}")
@@ -53,6 +49,14 @@ class MethodFiles:
         if entry.file not in names:
             raise UserError(f"{place}: there is no method of this name; name the entry like its method, or say in it "
                             f"which one it is, as `method: NAME`; {did_you_mean(entry.file, names)}")
+
+    def of_entry(self, entry: MethodEntry) -> MethodConfig:
+        """The `Config` of an entry of `methods`.
+
+        Raises:
+            UserError: as `check_name` and `configure`.
+        """
+        self.check_name(entry)
         return self._parse(self.load(entry.file), entry.options, entry.name)
 
     def _parse(self, module: ModuleType, settings: Mapping[str, Any], name: str) -> MethodConfig:

@@ -194,8 +194,8 @@ def _restore(repo: "Repo", changes: Mapping[str, list[Any]]) -> list[str]:
     restored = []
     for stage in _stages(repo):
         found = changes[stage.name]
-        known = all(out.hash_info for out in stage.outs)
-        if known and _outs_are_missing(found) and _all_deleted(found):
+        kept = all(out.hash_info and out.use_cache for out in stage.outs)
+        if kept and _outs_are_missing(found) and _all_deleted(found):
             try:
                 repo.checkout(targets=[stage.addressing])
             except CheckoutError:
@@ -237,6 +237,7 @@ def _selected(needs: Mapping[str, frozenset[str]], settings: config.Selection, d
     excluded |= {stage_name(kind, dataset, method) for kind in ("distill", "evaluate")
                  for dataset in settings.datasets for method in settings.methods
                  if dataset not in datasets or method not in methods}
+    excluded |= {stage_name("method", method=method) for method in settings.methods if method not in methods}
     return [name for name in _in_order(needs) if name not in excluded]
 
 

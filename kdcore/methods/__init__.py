@@ -9,7 +9,8 @@ from pathlib import Path
 
 from kdcore.method_files import MethodFiles, naming
 
-__all__ = ["configure", "load", "names", "naming", "of_entry"]
+__all__ = ["check_name", "configure", "load", "names", "naming", "of_entry"]
 
 _FILES = MethodFiles(__name__, Path(__file__).parent)
-names, load, configure, of_entry = _FILES.names, _FILES.load, _FILES.configure, _FILES.of_entry
+names, load, configure = _FILES.names, _FILES.load, _FILES.configure
+check_name, of_entry = _FILES.check_name, _FILES.of_entry
