@@ -6,6 +6,7 @@ from typing import Any
 from kdcore.analysis.comparison import differences, notes, overview, overview_out_of_domain, quality, selection, sizes
 from kdcore.analysis.exhibits import Exhibits
 from kdcore.analysis.plots import Curve, Panel
+from kdcore.analysis.repetitions import repeated_selections
 from kdcore.analysis.results import OOD_MEAN, TEACHER, Column, DatasetResults
 from kdcore.analysis.statistics import LEVEL, RESAMPLES
 from kdcore.analysis.tables import NAMES, markdown
@@ -87,6 +88,8 @@ def _section(results: DatasetResults) -> list[str]:
             parts += [summed]
     if results.comparisons():
         parts += ["### Differences\n", markdown(differences(results, results.columns, ""))]
+    if repeated := repeated_selections(results):
+        parts += ["### Repeated random selections\n", markdown(repeated)]
     return [*parts, "### Size\n", markdown(sizes(results)), "### Notes\n", _bullets(notes(results))]
 
 
@@ -123,6 +126,9 @@ def _training(record: dict[str, Any]) -> str:
     *before, last = record["phases"]
     phases = [f"{phase['name']}: {_settings(phase)}" for phase in before]
     settings = _settings(last | {"precision": record["precision"]})
+    if selector := record.get("selector"):
+        phases.append("with the selector {fingerprint}, trained by {method} on {dataset} with seed {seed} in the study "
+                      "{study}".format(**selector))
     return "; ".join([str(record["init"]), *phases, f"{last['name']}: {settings}" if phases else settings])
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from kdcore import config
 from kdcore.analysis import comparison, document, plots
 from kdcore.analysis.exhibits import INDEX, Exhibits
+from kdcore.analysis.repetitions import repeated_selections
 from kdcore.analysis.results import OOD_MEAN, TEACHER, DatasetResults
 from kdcore.analysis.statistics import FEWEST_SEEDS
 from kdcore.analysis.tables import WIDTH, show
@@ -87,6 +88,7 @@ def _print(everything: Sequence[DatasetResults], layout: Layout) -> None:
                                          in results.systems.items() if method != TEACHER):
             columns = [column for column in results.columns if column.split in results.in_domain or column == OOD_MEAN]
             tables.append(comparison.differences(results, columns, f"Differences: {name}"))
+        tables += filter(None, [repeated_selections(results)])
         tables.append(comparison.cost(results, {system: _measured(layout, name, system) for system in results.systems}))
     show(tables)
     for variant in dict.fromkeys(variant for results in everything for variant in results.variants):

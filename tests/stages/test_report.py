@@ -118,6 +118,19 @@ def test_methods_by_names_of_their_own(layout, capsys):
         ("warm", "alone"), ("rail_kd_l", "alone"), ("rail_kd_l", "warm")}
 
 
+def test_repeated_random_selections_have_a_table(layout, capsys):
+    assert "Repeated random selections" not in run(layout)
+    path = layout.evaluation("movies", "rail_kd_l") / "context.json"
+    content = json.loads(path.read_text())
+    for run_ in content["runs"].values():
+        run_["training"] |= {"method": {"name": "knowledge_mix", "selection": "random_one", "knowledge": {"label": 1}}}
+    path.write_text(json.dumps(content))
+    text = run(layout)
+    assert "### Repeated random selections\n\n|  | selection | on | best | worst | difference | n |" in text
+    assert "| rail_kd_l | Random-One | validation acc |" in text
+    assert "Repeated random selections: movies" in capsys.readouterr().out
+
+
 def test_two_seeds_are_not_tested(tmp_path, capsys):
     layout, _ = write_study(tmp_path, seeds=2)
     text = run(layout)
