@@ -61,10 +61,16 @@ class Display:
             self.note(f"{self._name}: step {step}/{self._steps}  {values}  {left:,.0f} s left")
 
     def epoch(self, entry: Mapping[str, Any], epochs: float, seconds: float, best: bool) -> None:
-        """One line that stays; `best` marks the epoch with a star."""
+        """One line that stays; `best` marks the epoch with a star.
+
+        It says so where the student answers every row alike, as one does whose states have collapsed.
+        """
+        development = entry.get("development", {})
         parts = "  ".join(f"{name} {value:.4f}" for name, value in entry["parts"].items())
-        metrics = "  ".join(f"{name} {value:.4f}" for name, value in entry.get("development", {}).items()
+        metrics = "  ".join(f"{name} {value:.4f}" for name, value in development.items()
                             if isinstance(value, float) and name != "score")
+        if development.get("degenerate"):
+            metrics += " (degenerate)"
         self._metrics = f"  {metrics}"
         loss = "none" if entry["loss"] is None else f"{entry['loss']:.4f} ({parts})"
         skipped = f"  {entry['skipped_steps']} steps skipped" if entry["skipped_steps"] else ""

@@ -133,6 +133,15 @@ def test_a_line_per_epoch_where_there_is_no_terminal(prepared: Prepared, folder:
     assert all(word in said[0] for word in ("label", "bridge", "accuracy"))
 
 
+@pytest.mark.parametrize("degenerate", [False, True])
+def test_a_student_that_answers_every_row_alike_is_marked(degenerate: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    entry = {"epoch": 1.0, "loss": 0.7, "parts": {"label": 0.7}, "skipped_steps": 0,
+             "development": {"accuracy": 0.5, "score": 0.5, "n": 8, "degenerate": degenerate}}
+    with Display("rte ckd seed 1") as shown:
+        shown.epoch(entry, 3.0, 1.0, best=True)
+    assert ("accuracy 0.5000 (degenerate) *" in capsys.readouterr().err) is degenerate
+
+
 def test_a_bar_on_a_terminal() -> None:
     console = Console(force_terminal=True, width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with Display("rte rail_kd_l seed 1", console) as shown:
