@@ -7,36 +7,86 @@ layers (PKD-skip),
   feature   FeaK = sum over pairs of || unit(h_S,i) - unit(h_T,g(i)) ||^2
   relation  RelK = sum over consecutive pairs (i, j) of mean over the entries of (h_S,i h_S,j' - h_T,g(i) h_T,g(j)')^2
   label     FinK = cross-entropy, or the squared error of a regression
+Objectives of other methods may stand beside them, see `kdcore/choice.py`.
 """
 
-from typing import Annotated, Literal, Self, get_args
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, get_args
 
 import torch
 from jaxtyping import Float
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, SerializationInfo, Tag, field_validator, model_serializer, model_validator
 from torch import Tensor, nn
 
-from kdcore.config import MethodConfig
-from kdcore.errors import UserError
+from kdcore import methods
+from kdcore.config import METHOD, MethodConfig, MethodEntry
+from kdcore.errors import UserError, did_you_mean
 from kdcore.features import LOGITS, FeatureKey, Features, layer_keys
 from kdcore.losses import kd_loss, label_loss, outer_distance, squared_distance, unit
 from kdcore.mapping import Pairs, Rule, fixed
 from kdcore.objective import Batch, Needs, Setting
 from kdcore.projection import Bridge, initialised_from
+from kdcore.strict import Strict, parse
 
 Type = Literal["response", "feature", "relation", "label"]
 TYPES: tuple[Type, ...] = get_args(Type)
 """In the paper's order."""
 
 
-class KnowledgeConfig(MethodConfig):
-    """Base of the `Config` of methods that choose among types of knowledge."""
+WEIGHT = "weight"
+Weight = Annotated[float, Field(ge=0)]
 
-    knowledge: dict[Type, Annotated[float, Field(ge=0)]] = Field(default=dict.fromkeys(TYPES, 1.0), min_length=1)
-    """The types to choose from, each with a weight that stays."""
+
+class Borrowed(Strict):
+    """Another method's objective: an entry as under `methods`, with a weight that stays."""
+
+    method: str
+    weight: Weight = 1.0
+    settings: MethodConfig
+
+    @model_serializer
+    def _as_written(self, how: SerializationInfo) -> dict[str, Any]:
+        return {METHOD: self.method, WEIGHT: self.weight} | self.settings.model_dump(mode=how.mode)
+
+
+def _kind(entry: Any) -> str:
+    return "[objective]" if isinstance(entry, Borrowed) else "[weight]"  # in brackets: no part of an error's place
+
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")]
+Entry = Annotated[Annotated[Weight, Tag("[weight]")] | Annotated[Borrowed, Tag("[objective]")], Discriminator(_kind)]
+
+
+class KnowledgeConfig(MethodConfig):
+    """Base of the `Config` of methods that choose among types of knowledge and objectives of other methods."""
+
+    knowledge: dict[Name, Entry] = Field(default=dict.fromkeys(TYPES, 1.0), min_length=1)
+    """What there is to choose from: types, each with a weight that stays, and objectives of other methods, each an
+    entry as under `methods`, such as `rail: {method: rail_kd_l, weight: 0.5, width: 64}`."""
     temperature: float = Field(default=1.0, gt=0)
+    """`response`"""
     mapping: Rule | Pairs = "skip"
     """`feature`, `relation`: `skip`, `last`, `even`, or pairs [student layer, teacher layer]."""
+
+    @field_validator("knowledge", mode="before")
+    @classmethod
+    def _objectives_are_of_methods(cls, written: Any) -> Any:
+        if not isinstance(written, Mapping):
+            return written
+        return {name: _borrowed(name, entry) if isinstance(entry, Mapping) else entry
+                for name, entry in written.items()}
+
+    @model_validator(mode="after")
+    def _numbers_are_weights_of_types(self) -> Self:
+        for name, entry in self.knowledge.items():
+            if isinstance(entry, Borrowed) and name in TYPES:
+                raise ValueError(f"knowledge.{name} is a type of knowledge, which has a weight and no settings; give "
+                                 "another method's objective another name")
+            if not isinstance(entry, Borrowed) and name not in TYPES:
+                raise ValueError(f"knowledge.{name} = {entry:g}: {name} is no type of knowledge; "
+                                 f"{did_you_mean(name, TYPES)} An objective of another method is written as "
+                                 f"`NAME: {{method: METHOD, weight: {entry:g}}}`")
+        return self
 
     @model_validator(mode="after")
     def _knowledge_is_used(self) -> Self:
@@ -48,8 +98,38 @@ class KnowledgeConfig(MethodConfig):
 
     @property
     def types(self) -> tuple[Type, ...]:
-        """Those to choose from, in the paper's order."""
+        """The types to choose from, in the paper's order."""
         return tuple(name for name in TYPES if name in self.knowledge)
+
+    @property
+    def borrowed(self) -> dict[str, Borrowed]:
+        """The objectives of other methods to choose from, sorted by name."""
+        return {name: entry for name, entry in sorted(self.knowledge.items()) if isinstance(entry, Borrowed)}
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of each candidate; the order, of types and then objectives, is that of actions."""
+        entries = ((name, self.knowledge[name]) for name in (*self.types, *self.borrowed))
+        return {name: entry.weight if isinstance(entry, Borrowed) else entry for name, entry in entries}
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        return tuple(sorted({entry.method for entry in self.borrowed.values()}))
+
+
+def _borrowed(name: str, written: Mapping[str, Any]) -> Borrowed:
+    """An entry of `knowledge`; a ValueError where it does not fit, which the settings around it say more about."""
+    method = str(written.get(METHOD, name))
+    options = {key: value for key, value in written.items() if key not in (METHOD, WEIGHT)}
+    weight = {WEIGHT: written[WEIGHT]} if WEIGHT in written else {}
+    try:
+        settings = methods.of_entry(MethodEntry(name, method, options))
+        if isinstance(settings, KnowledgeConfig):
+            raise UserError(f"methods.{name}: {method} chooses itself, and cannot be chosen; name here what it would "
+                            "choose from")
+        return parse(Borrowed, {METHOD: method, "settings": settings} | weight, f"methods.{name}")
+    except UserError as error:
+        raise ValueError(f"knowledge{str(error).removeprefix('methods')}") from None
 
 
 class KnowledgeTypes(nn.Module):

@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -24,6 +24,20 @@ class Dims:
 
 
 @dataclass(frozen=True, eq=False)
+class ReadySelector:
+    """A selector of knowledge that another training left.
+
+    name      what messages call it
+    made_for  what it fits, as `kdcore.selector_training.made_for` tells
+    weights   by name, on the CPU
+    """
+
+    name: str
+    made_for: Mapping[str, Any]
+    weights: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
 class Setting:
     """All that a method may know when it builds its phases: sizes and labels, never models or texts.
 
@@ -31,6 +45,8 @@ class Setting:
     `labels` [examples] are those of the training rows by example id, int64 classes or float32 scores, on the CPU;
     -1 or NaN where a row has none, as in the whole of a corpus.
     `batch_size` is the number of examples of one optimiser step; an epoch's last step may have fewer.
+    `selector` is the `ready_selector` that a method's `Config` asks for; None where it asks for none, and where nothing
+    is to be trained: sizes are enough then.
     """
 
     teacher: Dims
@@ -40,6 +56,7 @@ class Setting:
     labels: Tensor
     batch_size: int
     seed: int
+    selector: ReadySelector | None = None
 
     @property
     def examples(self) -> int:
@@ -182,7 +199,7 @@ class Objective(nn.Module, ABC):
     `get_extra_state` as a byte tensor.
     """
 
-    couples_examples: ClassVar[bool] = False
+    couples_examples: bool = False
     """True when an example's value depends on who shares its batch: such a batch must not be cut into pieces."""
 
     masks_tokens: bool = False
@@ -192,7 +209,7 @@ class Objective(nn.Module, ABC):
     """So many training rows, but no more than a quarter of those with a label, are in no step of this objective's
     phases: they are its development rows, scattered but always the same ones."""
 
-    alarms: ClassVar[tuple[Alarm, ...]] = ()
+    alarms: tuple[Alarm, ...] = ()
     """Which diagnostics warn, and when."""
 
     needs: Needs
