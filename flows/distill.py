@@ -1,4 +1,4 @@
-"""The study as one flow: prepare, teacher, features, distill, evaluate, analyse, report, register.
+"""The study as one flow: prepare, teacher, features, selector, distill, evaluate, analyse, report, register.
 
     python -m flows.distill --study studies/glue-cpu        # with the server of `make up`, else with one of its own
     prefect deployment run distill/glue-cpu --watch          # through a worker
@@ -51,6 +51,7 @@ def _chain(todo: Plan, order: Order) -> Outcome:
         chain.add(stage_name("prepare", dataset))
         chain.add(stage_name("teacher", dataset))
         chain.add(stage_name("features", dataset))
+        chain.add(stage_name("selector", dataset))  # where the study asks for one
         chain.add(stage_name("evaluate-teacher", dataset))
         for method in todo.methods:
             chain.add(stage_name("distill", dataset, method))

@@ -30,6 +30,7 @@ class Candidate:
     latency      as measured on this machine (`kdcore.evaluation.cost.latency`); None where it was not
     taught_by    who its teacher is where that is an average of models or files; empty for one model
     origin       where its first weights came from, as `kdcore.origin` tells; empty where from its teacher
+    selector     where the selector came from that weighed its knowledge, as `kdcore.selector_folder` tells; else empty
     variant      what its method is and what the study says of it, where the method has a name of its own there
     """
 
@@ -50,6 +51,7 @@ class Candidate:
     settings: dict[str, Any]
     taught_by: str = ""
     origin: dict[str, Any] = field(default_factory=dict)
+    selector: dict[str, Any] = field(default_factory=dict)
     variant: config.MethodEntry | None = None
 
     @property
@@ -97,7 +99,8 @@ def gather(study: config.Study, layout: Layout, dataset: str, method: str, seed:
         latency=_latency(layout, dataset, method),
         settings={"method": {"name": entry.file, **entry.options}, "training": training,
                   "pair": _pair(study.pair), "seed": seed}, taught_by=record.get("taught_by", ""),
-        origin=record.get("origin", {}), variant=entry if entry.is_variant else None)
+        origin=record.get("origin", {}), selector=record.get("selector", {}),
+        variant=entry if entry.is_variant else None)
 
 
 def best(study: config.Study, layout: Layout, dataset: str) -> tuple[str, int, str]:

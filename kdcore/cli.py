@@ -93,7 +93,8 @@ def prepare(dataset: DatasetArgument, study: StudyOption = Path()) -> None:
     """
     with _inside(study) as (settings, layout):
         settings.dataset(dataset)
-        for method in settings.study.methods:  # a mistake should not come to light after hours of teacher training
+        learning = [settings.selectors[dataset].method] if dataset in settings.selectors else []
+        for method in (*learning, *settings.study.methods):  # mistakes should not come to light after hours of training
             _check_method(settings, method)
         from kdcore.stages import prepare as stage
 
@@ -140,6 +141,20 @@ def method(name: MethodArgument, study: StudyOption = Path()) -> None:
         from kdcore.stages import method as stage
 
         stage.run(settings, layout, name)
+
+
+@app.command()
+def selector(dataset: DatasetArgument, study: StudyOption = Path()) -> None:
+    """Train the selector of knowledge of a dataset, for all students that take it as it is.
+
+    Example: kdflow selector movies
+    """
+    with _inside(study) as (settings, layout):
+        settings.dataset(dataset)
+        _check_method(settings, settings.selector(dataset).method)
+        from kdcore.stages import selector as stage
+
+        stage.run(settings, layout, dataset)
 
 
 @app.command()

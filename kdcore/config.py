@@ -28,8 +28,29 @@ _METHOD_NAME = re.compile(r"(?!teacher$)[A-Za-z0-9_]+")
 Family = Literal["bert", "distilbert", "roberta", "xlm-roberta", "mpnet", "electra", "deberta-v2", "modernbert"]
 
 
+class SelectorSource(Strict):
+    """A selector of knowledge that has learned: `study`, the dataset's own of this study, or a folder, another study's
+    `artifacts/knowledge/DATASET/selector`. A name alone is the source.
+
+    `revision` is its fingerprint, 16 hex digits, which is checked.
+    """
+
+    source: str
+    revision: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, value: Any) -> Any:
+        return {"source": value} if isinstance(value, str) else value
+
+
 class MethodConfig(Strict):
     """Base of the `Config` of a method file: hyper-parameters with the paper's defaults."""
+
+    @property
+    def ready_selector(self) -> SelectorSource | None:
+        """Where the selector lies that the method takes as it is; None for a method that takes none."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -212,6 +233,13 @@ class Selection(Strict):
         return self
 
 
+class SelectorTraining(Strict):
+    """The entry of `methods` whose episodes train the selector of a dataset, and the seed."""
+
+    method: str
+    seed: int = 0
+
+
 class StoredFeatures(Strict):
     """Which sentence-level teacher features are computed once and stored; other needs are computed live."""
 
@@ -253,6 +281,7 @@ class Study(Strict):
 
     `code` is the folder of the kdflow checkout, seen from the study folder.
     An entry of `methods` holds hyper-parameters, and under `method` the method file where its name is not that.
+    `selectors` are trained each on the dataset of its name, for methods with `selector: study`.
     `grid` lists values to try, by dotted setting: `training.student.learning_rate: [1e-5, 2e-5]`. No stage reads it:
     the study runs what the other sections say, and a search runs it with the points of the grid in their place.
     """
@@ -267,6 +296,7 @@ class Study(Strict):
     gate: TeacherGate
     evaluation: Evaluation
     analysis: Analysis = Analysis()
+    selectors: dict[str, SelectorTraining] = Field(default={})
     grid: dict[str, tuple[Any, ...]] = Field(default={})
 
     @model_validator(mode="after")
@@ -285,6 +315,17 @@ class Study(Strict):
                 raise ValueError(f"methods names {name!r}; a name there is letters, digits and _, and not `teacher`")
             if not isinstance(file := written.get(METHOD, name), str):
                 raise ValueError(f"methods.{name}.{METHOD} = {file!r}, expected the name of a method file")
+        return self
+
+    @model_validator(mode="after")
+    def _selectors_are_of_the_study(self) -> Self:
+        for name, wanted in self.selectors.items():
+            if name not in self.study.datasets:
+                raise ValueError(f"selectors names {name!r}, which is not in study.datasets; "
+                                 f"{did_you_mean(name, self.study.datasets)}")
+            if wanted.method not in self.methods:
+                raise ValueError(f"selectors.{name}.method names {wanted.method!r}, which has no entry under "
+                                 f"`methods`; {did_you_mean(wanted.method, self.methods)}")
         return self
 
     @model_validator(mode="after")
@@ -364,6 +405,13 @@ class Study(Strict):
         except ValueError as error:
             raise UserError(f"params.yaml: {error}") from None
         return self.datasets[name]
+
+    def selector(self, dataset: str) -> SelectorTraining:
+        """How the selector of a dataset is trained; raises UserError where the study asks for none."""
+        if dataset not in self.selectors:
+            raise UserError(f"params.yaml asks for no selector on {dataset}; add `selectors: {{{dataset}: {{method: "
+                            "NAME}}`, where methods.NAME trains one, as ksm does")
+        return self.selectors[dataset]
 
     def method(self, name: str) -> MethodEntry:
         """An entry of `methods`; raises UserError with near names."""

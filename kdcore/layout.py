@@ -32,7 +32,7 @@ class Layout:
         return self.study / "artifacts" / "teacher" / dataset
 
     def knowledge(self, dataset: str) -> Path:
-        """What the teacher's run and the selector's training leave for all methods; students depend on all of it."""
+        """The features and, where the study asks for one, the selector; students depend on both as one folder."""
         return self.study / "artifacts" / "knowledge" / dataset
 
     def features(self, dataset: str) -> Path:

@@ -59,6 +59,24 @@ class MethodFiles:
         self.check_name(entry)
         return self._parse(self.load(entry.file), entry.options, entry.name)
 
+    def trains_selectors(self, entry: MethodEntry, place: str) -> ModuleType:
+        """The module of a method whose `learning(config, setting)` trains a selector of knowledge.
+
+        Args:
+            place: where in `params.yaml` the entry is named.
+
+        Raises:
+            UserError: it trains none; or as `of_entry`.
+        """
+        takes = self.of_entry(entry).ready_selector
+        module = self.load(entry.file)
+        if not hasattr(module, "learning"):
+            raise UserError(f"{place} names {entry}, which trains no selector; name an entry that does, such as ksm")
+        if takes is not None:
+            raise UserError(f"{place} names {entry}, which takes the selector of {takes.source!r}; name an entry "
+                            "without `selector`, which trains one")
+        return module
+
     def _parse(self, module: ModuleType, settings: Mapping[str, Any], name: str) -> MethodConfig:
         config: type[MethodConfig] = module.Config
         return parse(config, dict(settings), f"methods.{name}")

@@ -62,6 +62,8 @@ def of_version(candidate: Candidate) -> str:
         origin.append(("first weights", candidate.origin["weights"]))
     if "general" in candidate.origin:
         origin += [(f"general {what}", candidate.origin["general"][what]) for what in ("teacher", "corpus")]
+    if candidate.selector:
+        origin.append(("selector", candidate.selector["fingerprint"]))
     again = [f"git checkout {code.commit}"] if code.commit else []
     again += [f"cd studies/{candidate.study}"] if candidate.study != "demo" else []
     again += ["dvc pull --run-cache   # where a remote is set up", f"dvc repro {candidate.stage}"]
@@ -78,6 +80,7 @@ def of_version(candidate: Candidate) -> str:
         *([f"**Its method:** {candidate.variant.told()}.", ""] if candidate.variant else []),
         *([f"**Its teacher:** {candidate.taught_by}.", ""] if candidate.taught_by else []),
         *([f"**It started as** {general}.", ""] if (general := _general(candidate.origin)) else []),
+        *([f"**What it learned was weighed by** {_selector(candidate.selector)}.", ""] if candidate.selector else []),
         "**Where it came from**", "",
         *_table(("what", "revision or DVC hash"), [(what, f"`{value}`") for what, value in origin]), "",
         "**Make it again**", "", "```", *again, "```" + dirty, ""])
@@ -118,6 +121,12 @@ def _general(origin: dict[str, Any]) -> str:
     general = origin["general"]
     by = f" by way of {', '.join(general['assistants'])}" if general["assistants"] else ""
     return f"the general student `{general['student']}` of the study `{general['study']}`, by {general['method']}{by}"
+
+
+def _selector(lineage: dict[str, Any]) -> str:
+    """Who trained the selector that a student took."""
+    return (f"the selector that `{lineage['method']}` trained on `{lineage['dataset']}` with seed {lineage['seed']} in "
+            f"the study `{lineage['study']}`")
 
 
 def _latency(candidate: Candidate) -> str:

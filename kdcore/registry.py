@@ -195,6 +195,8 @@ def _tags(candidate: Candidate) -> dict[str, str]:
         tags["kdflow.first_weights"] = candidate.origin["weights"]
     tags |= {f"kdflow.general.{name}": ", ".join(value) if isinstance(value, list) else value
              for name, value in candidate.origin.get("general", {}).items() if value}
+    tags |= {"kdflow.selector" if name == "fingerprint" else f"kdflow.selector.{name}": str(value)
+             for name, value in candidate.selector.items()}
     if candidate.code.commit:
         tags["kdflow.revision"] = str(candidate.code)
     tags |= {f"dvc.{kind}": value for kind, value in candidate.hashes.items()}

@@ -10,14 +10,16 @@ import io
 import json
 import random
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import torch
 from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from kdcore.config import MethodConfig
+from kdcore.config import MethodConfig, SelectorSource
+from kdcore.errors import UserError
+from kdcore.objective import Phase, ReadySelector, Setting
 from kdcore.selector import (
     Seen,
     Segment,
@@ -35,6 +37,8 @@ from kdcore.selector import (
 class LearningConfig(MethodConfig):
     """Base of the `Config` of methods that train a selector. Numbers are the paper's where it gives them."""
 
+    selector: SelectorSource | None = None
+    """One that has learned, in place of episodes: `study`, the dataset's own, or a folder with its `revision`."""
     actions: Literal["soft", "hard"] = "soft"
     """Whether types of knowledge are weighed by 0..1 or left out and in."""
     threshold: float = Field(default=0.2, gt=0, lt=1)
@@ -67,13 +71,59 @@ class LearningConfig(MethodConfig):
     episode_patience: int = Field(default=1, ge=1)
     """Episodes in a row without a better score that end the selector's training."""
 
+    @property
+    def ready_selector(self) -> SelectorSource | None:
+        return self.selector
+
     @model_validator(mode="after")
     def _learning_is_used(self) -> Self:
+        learning = LearningConfig.model_fields.keys() - {"selector", "actions", "threshold"}
+        if self.selector is not None and (idle := learning & self.model_fields_set):
+            raise ValueError(f"{min(idle)} is for a selector that learns, but `selector` names one that has learned; "
+                             "leave one of the two out")
         if self.actions == "soft" and (idle := {"threshold", "alpha"} & self.model_fields_set):
             raise ValueError(f"{min(idle)} concerns actions: hard; leave it out or set that")
         if not self.exploration and "alpha" in self.model_fields_set:
             raise ValueError("alpha is the scale of a reward that exploration: false switches off; leave it out")
         return self
+
+
+class Learning(NamedTuple):
+    """How a selector comes about: the phases that train it, the best one so far, and what it is made for."""
+
+    phases: tuple[Phase, ...]
+    best: Selector
+    made_for: dict[str, Any]
+
+
+def made_for(config: LearningConfig, setting: Setting, candidates: Iterable[str]) -> dict[str, Any]:
+    """All that must be the same where a selector learns and where it is used, as JSON values."""
+    return {"candidates": list(candidates), "student_width": setting.student.width,
+            "teacher_width": setting.teacher.width, "batch_size": setting.batch_size, "actions": config.actions,
+            "threshold": config.threshold if config.actions == "hard" else None}
+
+
+_REMEDIES = {
+    "candidates": "name the same under `knowledge`",
+    "student_width": "take layers of a source of that width",
+    "teacher_width": "take a teacher of that width",
+    "batch_size": "set batch_size of training.student to that",
+    "actions": "set `actions` to that",
+    "threshold": "set `threshold` to that"}
+
+
+def adopted(ready: ReadySelector, config: LearningConfig, setting: Setting, candidates: Iterable[str]) -> Selector:
+    """A ready selector, frozen; raises UserError when it was made for something else."""
+    here = made_for(config, setting, candidates)
+    for what, remedy in _REMEDIES.items():
+        learned, wanted = (", ".join(value) if isinstance(value, list) else value
+                           for value in (ready.made_for[what], here[what]))
+        if learned != wanted:
+            raise UserError(f"{ready.name} learned with {what.replace('_', ' ')} {learned}, and here "
+                            f"it is {wanted}; {remedy}, or train another selector")
+    selector = Selector(setting.student.width, setting.teacher.width, setting.batch_size, len(here["candidates"]))
+    selector.load_state_dict(dict(ready.weights))
+    return selector.frozen()
 
 
 class OwnAdam(nn.Module):

@@ -40,6 +40,9 @@ def tell(study: Path) -> Iterator[str]:
         entries = ", ".join(str(settings.method(name)) for name in chosen.methods)
         yield (f"study {study_name(study)}: datasets {', '.join(chosen.datasets)}; methods {entries}; seeds "
                f"{', '.join(map(str, chosen.seeds))}")
+        if settings.selectors:
+            trained = ", ".join(f"{name} by {wanted.method}" for name, wanted in settings.selectors.items())
+            yield f"selectors: {trained}"
     working = [*_flow(study), *_stages(study)]
     # `dvc status` holds DVC's lock; a `dvc repro` whose stage ends meanwhile would wait for three seconds, then fail.
     dvc = None if any(line.startswith(_RUNS) for line in working) else _ask_dvc(study)

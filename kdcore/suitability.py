@@ -1,5 +1,8 @@
 """Whether methods can learn from a dataset's teacher, told by configurations alone, before anything is trained."""
 
+from dataclasses import replace
+from pathlib import Path
+
 from transformers import PretrainedConfig
 
 from kdcore import config, methods
@@ -7,32 +10,39 @@ from kdcore.data.prepared import Prepared
 from kdcore.models import reading
 from kdcore.models.initialise import FROM_TEACHER, student_config
 from kdcore.models.loading import dims, load_config
-from kdcore.objective import Setting
+from kdcore.objective import ReadySelector, Setting
+from kdcore.selector_folder import OF_THIS_STUDY, find
 from kdcore.teacher import refuse_unaligned_tokens
 from kdcore.teacher_folder import WithoutLayers, needs_of, refuse_beyond_logits
 
 
 def check(study: config.Study, prepared: Prepared, *names: str) -> None:
-    """Refuse the first of these methods that the pair of models cannot serve on this dataset.
+    """Refuse the first of these methods that the pair of models, or the selector that the study trains or names, cannot
+    serve on this dataset.
 
     Builds the methods' objectives for the sizes that teacher and student will have, and looks at what they read.
 
     Raises:
-        UserError: hyper-parameters do not fit the models, or a method reads what one of them does not have, or
-            compares tokens that do not correspond.
+        UserError: hyper-parameters do not fit the models or the selector, or a method reads what one of the models does
+            not have, or compares tokens that do not correspond.
     """
     info = prepared.info
     members = () if study.datasets[info.name].data.teacher_files else study.pair.teacher.models
     student = _student(study.pair)
     teacher = load_config(members[0].source, members[0].revision) if len(members) == 1 else None
     labels = prepared.labels(info.train)
-    for name in names:
+    trained = (study.selectors[info.name].method,) if info.name in study.selectors else ()
+    for name in dict.fromkeys((*trained, *names)):
         sizes = dims(teacher) if teacher else WithoutLayers(dims(student), name, info.name, len(members))
-        setting = Setting(sizes, dims(student), info.classes, info.regression, labels,
-                          study.student_training(info.name).batch_size, study.study.seeds[0])
         entry = study.method(name)
         wanted = methods.of_entry(entry)
         with methods.naming(name, entry.file):
+            setting = Setting(sizes, dims(student), info.classes, info.regression, labels,
+                              study.student_training(info.name).batch_size, study.study.seeds[0])
+            if name in trained:
+                methods.trains_selectors(entry, f"selectors.{info.name}.method")
+            if wanted.ready_selector is not None:
+                setting = replace(setting, selector=_promised(wanted.ready_selector, study, info.name, setting))
             phases = methods.load(entry.file).phases(wanted, setting)
             needs = needs_of(phases)
             if teacher is None:
@@ -42,6 +52,16 @@ def check(study: config.Study, prepared: Prepared, *names: str) -> None:
                 reading.check(teacher, needs, info.max_length)
             for phase in phases:
                 reading.check(student, phase.objective.needs.student, info.max_length)
+
+
+def _promised(source: config.SelectorSource, study: config.Study, dataset: str, setting: Setting) -> ReadySelector:
+    """The selector that a method wants; in place of the study's own, which is trained later, what it begins as."""
+    if source.source != OF_THIS_STUDY:
+        return find(source, Path(), dataset).selector
+    entry = study.method(study.selector(dataset).method)
+    learning = methods.trains_selectors(entry, f"selectors.{dataset}.method").learning(methods.of_entry(entry), setting)
+    return ReadySelector(f"the selector of {dataset}, by methods.{entry.name},", learning.made_for,
+                         learning.best.state_dict())
 
 
 def _student(pair: config.Pair) -> PretrainedConfig:

@@ -232,7 +232,8 @@ def _in_order(needs: Mapping[str, frozenset[str]]) -> list[str]:
 def _selected(needs: Mapping[str, frozenset[str]], settings: config.Selection, datasets: Collection[str],
               methods: Collection[str]) -> list[str]:
     """Every stage but those of datasets and methods that were not chosen."""
-    excluded = {stage_name(kind, dataset) for kind in ("prepare", "teacher", "features", "evaluate-teacher", "analyse")
+    excluded = {stage_name(kind, dataset)
+                for kind in ("prepare", "teacher", "features", "selector", "evaluate-teacher", "analyse")
                 for dataset in settings.datasets if dataset not in datasets}
     excluded |= {stage_name(kind, dataset, method) for kind in ("distill", "evaluate")
                  for dataset in settings.datasets for method in settings.methods

@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "knowledge_types": CORE | {"methods"},
     "choice": CORE | {"knowledge_types", "methods"},
     "selector": set(),
-    "selector_training": {"config", "selector"},
+    "selector_training": {"config", "errors", "objective", "selector"},
     "method_files": {"config", "errors", "strict"},
     "methods": CORE | {"method_files", "token_losses", "selection", "knowledge", "composition", "negatives",
                        "contrastive", "intermediate", "knowledge_types", "choice", "selector", "selector_training"},

@@ -15,7 +15,7 @@ from kdcore.stages import report
 from tests.command import kdflow
 
 COMMANDS = sorted(c.name or c.callback.__name__ for c in cli.app.registered_commands)
-STAGES = ("prepare", "teacher", "features", "method", "distill", "evaluate", "analyse", "report")
+STAGES = ("prepare", "teacher", "features", "selector", "method", "distill", "evaluate", "analyse", "report")
 HEAVY = ("torch", "prefect", "mlflow", "datasets", "transformers", "evaluate", "dvc", "pandas", "sklearn", "matplotlib")
 
 

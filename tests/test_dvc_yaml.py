@@ -4,6 +4,7 @@ DVC applies no `.dvcignore` to folders outside a study's own DVC project, so a d
 would turn stale with every `__pycache__`: code is listed file by file, and this test keeps the list right.
 """
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +15,18 @@ from kdcore import config
 from tests.import_graph import ROOT, closure
 from tests.pipelines import listed_code, method_files, needed_code, read_yaml, settings_read
 
+
+def of_each(spec):
+    """What a stage is for each of its items."""
+    of_dataset = {key: value for key, value in spec.get("do", spec).items() if key not in ("foreach", "matrix")}
+    return json.loads(json.dumps(of_dataset).replace("${key}", "${item.dataset}"))
+
+
 STAGE_FILES = {"evaluate-teacher": "evaluate"}
 METHOD_FILES = method_files("methods")
-PIPELINE = read_yaml(ROOT / "dvc.yaml")["stages"]
+PIPELINE = {stage: of_each(spec) for stage, spec in read_yaml(ROOT / "dvc.yaml")["stages"].items()}
+"""As `dvc.yaml` has it, but that a dataset is `item.dataset` everywhere."""
+TRAIN_SELECTORS = {f"kdcore/methods/{file.name}" for file in METHOD_FILES if "\ndef learning(" in file.read_text()}
 STUDIES = [ROOT, *sorted(p.parent for p in ROOT.glob("studies/*/params.yaml") if "." not in p.parent.name
                          and not config.is_general(read_yaml(p)))]
 
@@ -26,9 +36,11 @@ def _stage_file(stage: str) -> Path:
 
 
 def _needed_code(stage: str) -> set[str]:
-    """`distill` reaches its method's file by the link of the stage `method`."""
+    """`distill` reaches its method's file by the link of the stage `method`; `selector` runs one that trains selectors,
+    which need not be among the methods of the study."""
     named = {"kdcore/methods/${item.method}.py"}
-    return needed_code(_stage_file(stage), "methods" if stage == "distill" else None) - named
+    needed = needed_code(_stage_file(stage), "methods" if stage in ("selector", "distill") else None) - named
+    return needed | (TRAIN_SELECTORS if stage == "selector" else set())
 
 
 def _listed_code(stage: str) -> set[str]:
@@ -95,7 +107,7 @@ def test_every_study_links_to_the_pipeline_and_has_all_its_parameters(study):
     written = read_yaml(study / "params.yaml")
     for stage, spec in PIPELINE.items():
         for template in spec["params"]:
-            for dataset in settings.study.datasets:
+            for dataset in settings.selectors if stage == "selector" else settings.study.datasets:
                 for method in settings.study.methods:
                     name = template.replace("${item.dataset}", dataset).replace("${item.method}", method)
                     value = written
@@ -111,11 +123,20 @@ def test_dvc_reads_it_and_the_stages_stay_few(study):
                           capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     names = done.stdout.split()
-    chosen = config.load(study / "params.yaml").study
-    datasets, methods = len(chosen.datasets), len(chosen.methods)
-    assert len(names) == 5 * datasets + 2 * datasets * methods + methods + 1
+    settings = config.load(study / "params.yaml")
+    chosen = settings.study
+    datasets, methods, selectors = len(chosen.datasets), len(chosen.methods), len(settings.selectors)
+    assert len(names) == 5 * datasets + 2 * datasets * methods + methods + selectors + 1
     assert len(names) <= 250, "dvc.lock grows too slow to write; see docs/decisions"
     assert f"distill@{chosen.datasets[0]}-{chosen.methods[0]}" in names
+
+
+def test_selectors_are_trained_only_where_a_study_asks():
+    """Also without the section, which studies need not have."""
+    spec = read_yaml(ROOT / "dvc.yaml")
+    assert spec["vars"] == [{"selectors": {}}]
+    assert spec["stages"]["selector"]["foreach"] == "${selectors}"
+    assert "selectors" not in read_yaml(ROOT / "params.yaml")
 
 
 def test_every_out_is_cached_and_no_out_is_inside_another_stages_dependency_folder_of_code():
@@ -127,10 +148,10 @@ def test_every_out_is_cached_and_no_out_is_inside_another_stages_dependency_fold
 
 
 def test_a_change_of_one_method_touches_its_own_stages_only():
-    """No stage but `method` and `distill` reads hyper-parameters, and these read their own method's."""
+    """No stage but `method`, `selector` and `distill` reads hyper-parameters, and these read their own method's."""
     reading = {stage: [p for p in spec["params"] if p.startswith("methods")] for stage, spec in PIPELINE.items()}
-    assert {stage: params for stage, params in reading.items() if params} == dict.fromkeys(
-        ("method", "distill"), ["methods.${item.method}"])
+    assert {stage: params for stage, params in reading.items() if params} == {
+        stage: ["methods.${item.method}"] for stage in ("selector", "method", "distill")}
     (link,) = PIPELINE["method"]["outs"]
     assert link == {"artifacts/method/${item.method}.py": {"cache": False, "persist": True}}
     assert set(link) < set(PIPELINE["distill"]["deps"])

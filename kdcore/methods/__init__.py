@@ -9,8 +9,8 @@ from pathlib import Path
 
 from kdcore.method_files import MethodFiles, naming
 
-__all__ = ["check_name", "configure", "load", "names", "naming", "of_entry"]
+__all__ = ["check_name", "configure", "load", "names", "naming", "of_entry", "trains_selectors"]
 
 _FILES = MethodFiles(__name__, Path(__file__).parent)
 names, load, configure = _FILES.names, _FILES.load, _FILES.configure
-check_name, of_entry = _FILES.check_name, _FILES.of_entry
+check_name, of_entry, trains_selectors = _FILES.check_name, _FILES.of_entry, _FILES.trains_selectors

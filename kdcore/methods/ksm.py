@@ -3,10 +3,11 @@
 Wang, Lu, Mu, Hu, Xiao and Zhu, Findings of EMNLP 2022, "Improved Knowledge Distillation for Pre-trained Language Models
 via Knowledge Selection". An actor sees the last layer's CLS states of both models for the batch and gives an action a:
   L = sum over types of a_m L_m (soft), or of the L_m with a_m >= lambda (hard)
-Types are response, feature, relation and fine-tuning (`kdcore/knowledge_types.py`). A critic learns from rewards: by
-how much the loss on development rows fell over k steps, and what was new; the actor follows the critic's gradient
-(`kdcore/selector.py`). Algorithm 2 trains them in `episodes` with a fresh student each, while its score improves;
-Algorithm 1, the last phase, trains a fresh student with the best episode's selector as it is.
+Types are response, feature, relation and fine-tuning (`kdcore/knowledge_types.py`), and what `knowledge` names beside
+them (`kdcore/choice.py`). A critic learns from rewards: by how much the loss on development rows fell over k steps, and
+what was new; the actor follows the critic's gradient (`kdcore/selector.py`). Algorithm 2 trains them in `episodes` with
+a fresh student each, while its score improves; Algorithm 1, the last phase, trains a fresh student with the best one's.
+With `selector` that phase is all, by a selector that has learned before (`learning`, which the stage `selector` runs).
 
 Deviations from the paper: `dev_rows` training rows, which the episodes' students do not learn from, give rewards and
 judge episodes, so that rows that select checkpoints or report had no part in the selector; `paper` takes the selection
@@ -17,53 +18,56 @@ compare after a linear map each.
 Released code: none.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
+from kdcore.choice import Choice
 from kdcore.features import FeatureKey, Features
-from kdcore.knowledge_types import KnowledgeConfig, KnowledgeTypes
-from kdcore.objective import Batch, Examine, Loss, Needs, Objective, Phase, Progress, Setting, Standing
+from kdcore.knowledge_types import KnowledgeConfig
+from kdcore.objective import Batch, Examine, Loss, Needs, Phase, Progress, Setting, Standing
 from kdcore.projection import initialised_from
 from kdcore.selector import Seen, Selector, hard, padded
-from kdcore.selector_training import LearningConfig, SelectorLearner, as_bytes, from_bytes
+from kdcore.selector_training import (
+    Learning,
+    LearningConfig,
+    SelectorLearner,
+    adopted,
+    as_bytes,
+    from_bytes,
+    made_for,
+)
 
 
 class Config(KnowledgeConfig, LearningConfig):
     """What there is to choose from, and how the selector learns; the paper has BERT-base with batches of 32."""
 
 
-class Selection(Objective):
-    """The types of knowledge, weighed by an action on the batch."""
+class Selection(Choice):
+    """The candidates, weighed by an action on the batch."""
 
     couples_examples = True
 
     def __init__(self, config: Config, setting: Setting) -> None:
-        super().__init__()
+        student, teacher = (FeatureKey("cls", dims.layers) for dims in (setting.student, setting.teacher))
+        super().__init__(config, setting, always=Needs(frozenset({student}), frozenset({teacher})))
         self.config = config
-        self.batch_size = setting.batch_size
-        self.knowledge = KnowledgeTypes(config, setting)
-        self.student_state = FeatureKey("cls", setting.student.layers)
-        self.teacher_state = FeatureKey("cls", setting.teacher.layers)
-        read = self.knowledge.needs(config.types)
-        self.needs = Needs(read.student | {self.student_state}, read.teacher | {self.teacher_state})
-
-    def main_parameters(self) -> Iterator[nn.Parameter]:
-        return self.knowledge.parameters()
+        self.student_state, self.teacher_state = student, teacher
 
     def seen(self, student: Features, teacher: Features) -> Seen:
-        return padded(student[self.student_state], teacher[self.teacher_state], self.batch_size)
+        return padded(student[self.student_state], teacher[self.teacher_state], self.setting.batch_size)
 
-    def weighed(self, action: Float[Tensor, " k"], student: Features, teacher: Features, batch: Batch) -> Loss:
+    def weighed(self, action: Float[Tensor, " k"], student: Features, teacher: Features, batch: Batch,
+                progress: Progress) -> Loss:
         if self.config.actions == "hard":
             action = hard(action, self.config.threshold)
-        parts = self.knowledge(student, teacher, batch, self.config.types)
+        actions = dict(zip(self.names, action, strict=True))
+        parts, found = self.losses(self.names, student, teacher, batch, progress)
         weights: dict[str, Tensor] = {
-            name: (self.config.knowledge[name] * weight).expand(len(batch.ids))
-            for name, weight in zip(self.config.types, action, strict=True)}
-        return Loss(parts, weights, {f"action/{name}": weight for name, weight in zip(parts, action, strict=True)})
+            name: (self.weights[name] * weight).expand(len(batch.ids)) for name, weight in actions.items()}
+        return Loss(parts, weights, {f"action/{name}": weight for name, weight in actions.items()} | found)
 
 
 class Episodes(Selection):
@@ -72,7 +76,7 @@ class Episodes(Selection):
     def __init__(self, config: Config, setting: Setting, selector: Selector, best: Selector) -> None:
         super().__init__(config, setting)
         self.learner = SelectorLearner(selector, config, setting.student.width, setting.teacher.width,
-                                       len(config.types), setting.seed)
+                                       len(self.names), setting.seed)
         self.best = best
         self.held_back = 0 if config.dev_rows == "paper" else config.dev_rows
         self.episode = self.stale = 0
@@ -87,17 +91,19 @@ class Episodes(Selection):
     def before_steps(self, examine: Examine) -> None:
         self.episode += 1
         self.standing, self.earned = examine(), 0.0
-        self.knowledge.reset()
+        self.reset()
+        super().before_steps(examine)
         self.learner.begin()
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Loss:
         action, exploration = self.learner.choose(self.seen(student, teacher), f"{self.episode} {progress.step}")
-        loss = self.weighed(action, student, teacher, batch)
+        loss = self.weighed(action, student, teacher, batch, progress)
         return Loss(loss.parts, loss.weights, {**loss.diagnostics, "exploration": exploration})
 
     def after_step(self, progress: Progress, examine: Examine) -> Mapping[str, float]:
+        found = super().after_step(progress, examine)
         full = self.learner.keep()
-        return self._reward(examine) if full or progress.step + 1 == progress.total_steps else {}
+        return {**found, **self._reward(examine)} if full or progress.step + 1 == progress.total_steps else found
 
     def after_steps(self, examine: Examine) -> Mapping[str, float]:
         if self.learner.steps and self.learner.reward is None:  # the last step was not taken
@@ -110,7 +116,8 @@ class Episodes(Selection):
         else:
             self.stale += 1
         return {"episode/score": score, "episode/dev_loss": self.standing.loss, "episode/reward": self.earned,
-                **{f"episode/{name}": value for name, value in self.standing.metrics.items()}}
+                **{f"episode/{name}": value for name, value in self.standing.metrics.items()},
+                **super().after_steps(examine)}
 
     def get_extra_state(self) -> Tensor:
         return as_bytes({"episode": self.episode, "stale": self.stale, "best_score": self.best_score,
@@ -134,20 +141,32 @@ class Episodes(Selection):
 class Use(Selection):
     """Algorithm 1: the selector's actions as they are."""
 
-    def __init__(self, config: Config, setting: Setting, selector: Selector) -> None:
+    def __init__(self, config: Config, setting: Setting, selector: Selector | None) -> None:
+        """Without a selector there is nothing but needs and sizes to look at."""
         super().__init__(config, setting)
         self.selector = selector
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Loss:
-        return self.weighed(self.selector.choose(self.seen(student, teacher))[0], student, teacher, batch)
+        assert self.selector is not None, "the setting brought no selector"
+        return self.weighed(self.selector.choose(self.seen(student, teacher))[0], student, teacher, batch, progress)
+
+
+def learning(config: Config, setting: Setting) -> Learning:
+    """The episodes alone; raises UserError when depths and mapping do not fit together."""
+    with initialised_from(setting.seed):
+        selector = Selector(setting.student.width, setting.teacher.width, setting.batch_size, len(config.weights))
+    best = selector.frozen()
+    episodes = Episodes(config, setting, selector, best)
+    return Learning(
+        tuple(Phase(f"episode-{number}", episodes, epochs=config.episode_epochs, keep="last", fresh_student=True)
+              for number in range(1, config.episodes + 1)), best, made_for(config, setting, config.weights))
 
 
 def phases(config: Config, setting: Setting) -> tuple[Phase, ...]:
-    """The episodes, then the use of the best one; raises UserError when depths and mapping do not fit together."""
-    with initialised_from(setting.seed):
-        selector = Selector(setting.student.width, setting.teacher.width, setting.batch_size, len(config.types))
-    best = selector.frozen()
-    learning = Episodes(config, setting, selector, best)
-    return (*(Phase(f"episode-{number}", learning, epochs=config.episode_epochs, keep="last", fresh_student=True)
-              for number in range(1, config.episodes + 1)),
-            Phase("distill", Use(config, setting, best), fresh_student=True))
+    """The episodes, then the use of the best one, or the use of a ready one; raises UserError when that was made for
+    something else, or when depths and mapping do not fit together."""
+    if config.selector is not None:
+        ready = adopted(setting.selector, config, setting, config.weights) if setting.selector else None
+        return (Phase("distill", Use(config, setting, ready)),)
+    learned = learning(config, setting)
+    return (*learned.phases, Phase("distill", Use(config, setting, learned.best), fresh_student=True))

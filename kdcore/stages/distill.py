@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from kdcore import config, methods, origin, scratch
+from kdcore import config, methods, origin, scratch, selector_folder
 from kdcore.data.prepared import Prepared
 from kdcore.errors import UserError
 from kdcore.export import RECORD, export
@@ -33,11 +33,11 @@ from kdcore.training.precision import device, resolve
 from kdcore.training.run import train
 
 CODE = ("training", "models", "objective.py", "features.py", "losses.py", "token_losses.py", "mapping.py",
-        "selection.py", "knowledge.py", "composition.py", "intermediate.py", "projection.py", "negatives.py",
-        "memory_bank.py", "contrastive.py", "knowledge_types.py", "selector.py", "selector_training.py", "origin.py",
-        "teacher.py", "live_model.py", "teacher_folder.py", "store.py", "export.py", "data/answers.py",
-        "data/batching.py", "data/tokens.py", "evaluation/metrics.py", "evaluation/ood.py", "evaluation/predict.py",
-        "stages/distill.py")
+        "selection.py", "knowledge.py", "choice.py", "composition.py", "intermediate.py", "projection.py",
+        "negatives.py", "memory_bank.py", "contrastive.py", "knowledge_types.py", "selector.py",
+        "selector_training.py", "selector_folder.py", "origin.py", "teacher.py", "live_model.py", "teacher_folder.py",
+        "store.py", "export.py", "data/answers.py", "data/batching.py", "data/tokens.py", "evaluation/metrics.py",
+        "evaluation/ood.py", "evaluation/predict.py", "stages/distill.py")
 """What decides what a student becomes, beside the method's own file: a checkpoint of other code is not resumed."""
 
 
@@ -127,6 +127,15 @@ class Work:
         return {"name": self.method, "options": dict(self.entry.options)} if self.entry.is_variant else {}
 
     @cached_property
+    def selector(self) -> selector_folder.Found | None:
+        """The selector that the method takes as it is; None for a method that takes none."""
+        source = self.method_config.ready_selector
+        if source is None:
+            return None
+        with methods.naming(self.method):
+            return selector_folder.find(source, self.layout.selector(self.dataset), self.dataset)
+
+    @cached_property
     def settings(self) -> config.Training:
         """The students' training settings."""
         return self.study.student_training(self.dataset)
@@ -150,6 +159,7 @@ class Work:
             "student": self.study.pair.student.model_dump(mode="json"), "origin": self.first_weights,
             "prepared": prepared.fingerprint,
             "teacher": fingerprint(self.teacher_folder),
+            "selector": self.selector.lineage if self.selector else {},
             "features": self.study.features.model_dump(mode="json"),
             "code": scratch.hash_code(*CODE, f"methods/{self.entry.file}.py"), "libraries": scratch.library_versions()}
 
@@ -177,6 +187,8 @@ class Work:
                 record["variant"] = self.variant
             if self.first_weights:
                 record["origin"] = self.first_weights
+            if self.selector:
+                record["selector"] = self.selector.lineage
             tokenizer = (load_tokenizer(pair.student.source, pair.student.revision) if self.first_weights
                          else load_tokenizer(str(start.absolute())))
             export(result.student, tokenizer, record, out)
@@ -191,16 +203,19 @@ class Work:
         Raises:
             UserError: hyper-parameters do not fit the models, or the method reads more of the teacher than it has.
         """
-        info, folder = self.prepared.info, self.teacher_folder
-        only_logits, members = gives_only_logits(folder), len(models(folder))
-        teacher = WithoutLayers(student, self.method, self.dataset, members) if only_logits else teacher_dims(folder)
-        setting = Setting(teacher, student, info.classes, info.regression, self.prepared.labels(info.train),
-                          self.settings.batch_size, seed)
         with methods.naming(self.method, self.entry.file):
-            phases = methods.load(self.entry.file).phases(self.method_config, setting)
-        if only_logits:
-            refuse_beyond_logits(self.method, needs_of(phases), self.dataset, members)
+            phases = methods.load(self.entry.file).phases(self.method_config, self.setting(student, seed))
+        if gives_only_logits(self.teacher_folder):
+            refuse_beyond_logits(self.method, needs_of(phases), self.dataset, len(models(self.teacher_folder)))
         return phases
+
+    def setting(self, student: Dims, seed: int) -> Setting:
+        """What the method may know."""
+        info, folder = self.prepared.info, self.teacher_folder
+        teacher = (WithoutLayers(student, self.method, self.dataset, len(models(folder))) if gives_only_logits(folder)
+                   else teacher_dims(folder))
+        return Setting(teacher, student, info.classes, info.regression, self.prepared.labels(info.train),
+                       self.settings.batch_size, seed, self.selector.selector if self.selector else None)
 
     def teacher(self, phases: tuple[Phase, ...], title: str) -> Teacher | None:
         """The teacher that the phases read; None when they read none. Warns when it runs for what could be stored."""

@@ -56,8 +56,8 @@ class Development:
 
 
 def held_back_rows(prepared: Prepared, rows: int) -> Int[torch.Tensor, " rows"]:
-    """The training rows, in order, that an objective which wants so many holds back: of those with a label, a quarter at
-    most, the same ones for every method and seed."""
+    """The training rows, in order, that an objective which wants so many holds back: of those with a label, a quarter
+    at most, the same ones for every method and seed."""
     labelled = prepared.split(prepared.info.train).labelled
     drawn = torch.randperm(labelled, generator=torch.Generator().manual_seed(0))
     return drawn[:min(rows, labelled // 4)].sort().values
