@@ -66,6 +66,19 @@ class MethodEntry:
         """True where the entry's name is not the method's."""
         return self.name != self.file
 
+    @property
+    def borrowed(self) -> tuple["MethodEntry", ...]:
+        """The entries of other methods whose objectives this one chooses from (`kdcore.choice`), by their place."""
+        written = self.options.get("knowledge")
+        return tuple(MethodEntry(f"{self.name}.knowledge.{name}", str(entry.get(METHOD, name)), entry)
+                     for name, entry in (written.items() if isinstance(written, Mapping) else ())
+                     if isinstance(entry, Mapping))
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The method files whose code it runs."""
+        return tuple(sorted({self.file, *(entry.file for entry in self.borrowed)}))
+
     def __str__(self) -> str:
         return f"{self.name} ({self.file})" if self.is_variant else self.name
 

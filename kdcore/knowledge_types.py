@@ -112,10 +112,6 @@ class KnowledgeConfig(MethodConfig):
         entries = ((name, self.knowledge[name]) for name in (*self.types, *self.borrowed))
         return {name: entry.weight if isinstance(entry, Borrowed) else entry for name, entry in entries}
 
-    @property
-    def runs(self) -> tuple[str, ...]:
-        return tuple(sorted({entry.method for entry in self.borrowed.values()}))
-
 
 def _borrowed(name: str, written: Mapping[str, Any]) -> Borrowed:
     """An entry of `knowledge`; a ValueError where it does not fit, which the settings around it say more about."""

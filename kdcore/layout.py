@@ -25,8 +25,8 @@ class Layout:
         return self.study / "artifacts" / "prepared" / dataset
 
     def method(self, name: str) -> Path:
-        """A link to the file of the method that has this name in the study."""
-        return self.study / "artifacts" / "method" / f"{name}.py"
+        """Links to the file of the method that has this name in the study, and to those it borrows objectives of."""
+        return self.study / "artifacts" / "method" / name
 
     def teacher(self, dataset: str) -> Path:
         return self.study / "artifacts" / "teacher" / dataset

@@ -153,7 +153,7 @@ def test_a_change_of_one_method_touches_its_own_stages_only():
     assert {stage: params for stage, params in reading.items() if params} == {
         stage: ["methods.${item.method}"] for stage in ("selector", "method", "distill")}
     (link,) = PIPELINE["method"]["outs"]
-    assert link == {"artifacts/method/${item.method}.py": {"cache": False, "persist": True}}
+    assert link == {"artifacts/method/${item.method}": {"cache": False, "persist": True}}
     assert set(link) < set(PIPELINE["distill"]["deps"])
 
 

@@ -161,7 +161,8 @@ class Work:
             "teacher": fingerprint(self.teacher_folder),
             "selector": self.selector.lineage if self.selector else {},
             "features": self.study.features.model_dump(mode="json"),
-            "code": scratch.hash_code(*CODE, f"methods/{self.entry.file}.py"), "libraries": scratch.library_versions()}
+            "code": scratch.hash_code(*CODE, *(f"methods/{file}.py" for file in self.entry.files)),
+            "libraries": scratch.library_versions()}
 
     def train(self, seed: int, place: Path, out: Path | None) -> None:
         """Train a seed with checkpoints in `place`, and export it to `out` if given."""
@@ -188,7 +189,10 @@ class Work:
             if self.first_weights:
                 record["origin"] = self.first_weights
             if self.selector:
-                record["selector"] = self.selector.lineage
+                record["selector"] = lineage = self.selector.lineage
+                if lineage["teacher"] != identity["teacher"]:
+                    record["warnings"] = [*record["warnings"], "its selector learned from states of another teacher, "
+                                          f"{lineage['teacher']}, than this one, {identity['teacher']}"]
             tokenizer = (load_tokenizer(pair.student.source, pair.student.revision) if self.first_weights
                          else load_tokenizer(str(start.absolute())))
             export(result.student, tokenizer, record, out)

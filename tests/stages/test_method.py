@@ -46,7 +46,7 @@ def test_an_edited_file_is_a_change_of_the_methods_that_are_it(mine: Path, tmp_p
     links = "method@finetune", "method@warm"
     dvc(mine, "repro", *links)
     files = tmp_path / "code" / "kdcore" / "methods"
-    assert (mine / "artifacts/method/warm.py").resolve() == files / "vanilla_kd.py"
+    assert (mine / "artifacts/method/warm/vanilla_kd.py").resolve() == files / "vanilla_kd.py"
     for path in ("prepared", "teacher", "knowledge", "student"):
         (mine / "artifacts" / path / "movies").mkdir(parents=True)
     both = tuple(f"distill@movies-{name}" for name in ("finetune", "warm"))
@@ -66,17 +66,30 @@ def test_a_name_that_stands_for_another_file_is_linked_anew(mine: Path) -> None:
     settings, layout = config.load(mine / "params.yaml"), Layout(mine)
     method.run(settings, layout, "warm")
     method.run(settings.model_copy(update={"methods": {"warm": {"method": "dkd"}}}), layout, "warm")
-    assert layout.method("warm").resolve().name == "dkd.py"
-    assert not Path(os.readlink(layout.method("warm"))).is_absolute()
+    (link,) = layout.method("warm").iterdir()
+    assert link.name == link.resolve().name == "dkd.py"
+    assert not Path(os.readlink(link)).is_absolute()
+
+
+def test_what_borrows_objectives_has_links_to_all_files(mine: Path) -> None:
+    settings, layout = config.load(mine / "params.yaml"), Layout(mine)
+    knowledge = {"label": 1, "rail": {"method": "rail_kd_l", "width": 8}, "pkd": {}, "again": {"method": "pkd"}}
+    mixed = settings.model_copy(update={"methods": {"warm": {"method": "knowledge_mix", "knowledge": knowledge}}})
+    method.run(mixed, layout, "warm")
+    assert sorted(link.resolve().name for link in layout.method("warm").iterdir()) == [
+        "knowledge_mix.py", "pkd.py", "rail_kd_l.py"]
+    knowledge["rail"]["method"] = "rail"
+    with pytest.raises(UserError, match=r"^methods.warm.knowledge.rail.method = 'rail' is no method; did you mean"):
+        method.run(mixed, layout, "warm")
 
 
 def test_a_copy_in_place_of_a_link_is_replaced(mine: Path) -> None:
     """DVC makes one of a link that it is about to let a stage write."""
     layout = Layout(mine)
-    layout.method("warm").parent.mkdir(parents=True)
-    layout.method("warm").write_text("a copy")
+    layout.method("warm").mkdir(parents=True)
+    (layout.method("warm") / "vanilla_kd.py").write_text("a copy")
     method.run(config.load(mine / "params.yaml"), layout, "warm")
-    assert layout.method("warm").is_symlink()
+    assert (layout.method("warm") / "vanilla_kd.py").is_symlink()
 
 
 def test_what_is_no_method_has_no_link(mine: Path) -> None:
