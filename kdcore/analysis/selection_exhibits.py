@@ -54,8 +54,8 @@ def _rewards(dataset: str, entries: Sequence[Entry], folder: Path) -> Exhibit:
                                  folder / "rewards.png")
     return Exhibit(
         "Rewards by segment", "rewards.png", "rewards.csv",
-        "By how much the loss fell and each metric rose from the first to the last step of a segment, on the "
-        f"development rows that give rewards; above 0 is better. Means over {_seeds(entries)}, and over segments where "
+        "By how much the loss fell and each metric rose from the first to the last step of a segment, on the rows "
+        f"that give rewards (`dev_rows`); above 0 is better. Means over {_seeds(entries)}, and over segments where "
         "several ended since the point before. `reward` in the data is what the selector learned from.")
 
 
@@ -68,7 +68,7 @@ def _episodes(dataset: str, entries: Sequence[Entry], folder: Path) -> Exhibit:
     selection_plots.draw_scores(f"{dataset}: score of each episode's student", entries, folder / "episodes.png")
     return Exhibit(
         "Score by episode", "episodes.png", "episodes.csv",
-        "How good the student was at the end of each episode, on the development rows that give rewards. Thin: "
+        "How good the student was at the end of each episode, on the same rows. Thin: "
         f"{_seeds(entries)}, thick: their mean over the episodes that all of them played. Ringed: the episode whose "
         "selector was kept. An episode that is not better than those before may end the selector's training.")
 

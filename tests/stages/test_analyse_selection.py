@@ -16,7 +16,7 @@ from tests.stages.small_study import small_study, with_teacher
 METHODS = ("finetune", "knowledge_mix", "ksm")
 PICTURES = ["actions.png", "rewards.png", "episodes.png"]
 SETTINGS = {"finetune": {}, "knowledge_mix": {"selection": "random_soft"},
-            "ksm": {"reward_steps": 5, "episodes": 2, "episode_patience": 2, "dev_rows": 20}}
+            "ksm": {"reward_steps": 5, "episodes": 2, "episode_patience": 2, "dev_rows": "paper"}}
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from kdcore.training import display, trainer
 from kdcore.training.display import Display
 from kdcore.training.journal import Journal
 from tests.training.doubles import watched
-from tests.training.problem import lines, run, steps
+from tests.training.problem import lines, phases_of, run, steps
 
 
 class Broken:
@@ -54,6 +54,19 @@ def test_every_term_by_name(prepared: Prepared, folder: Path) -> None:
     for line in lines(folder):
         assert all(type(value) in (int, float) and math.isfinite(value) for value in line.values())
     json.dumps(result.record, allow_nan=False)
+
+
+def test_no_point_of_an_episode_hides_one_of_another(prepared: Prepared, folder: Path) -> None:
+    """Steps go on over episodes; a reward is there as soon as it is earned, a score at the end of its episode."""
+    tracker = Kept()
+    hyper = {"reward_steps": 4, "episodes": 2, "episode_patience": 2, "dev_rows": "paper"}
+    run(prepared, folder, phases=phases_of("ksm", prepared, **hyper), tracker=tracker)
+    points = [(step, name) for step, metrics in tracker.got for name in metrics]
+    assert len(points) == len(set(points))
+    rewarded = [place for place, (_, metrics) in enumerate(tracker.got) if "reward" in metrics]
+    assert [tracker.got[place][0] for place in rewarded] == [4, 8, 12, 16, 20, 24]
+    assert all("action/label" in tracker.got[place][1] for place in rewarded)
+    assert [step for step, metrics in tracker.got if "epoch/episode/score" in metrics] == [12, 24]
 
 
 def test_epoch_means_weigh_examples(prepared: Prepared, folder: Path) -> None:
