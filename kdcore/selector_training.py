@@ -117,7 +117,7 @@ def adopted(ready: ReadySelector, config: LearningConfig, setting: Setting, cand
     here = made_for(config, setting, candidates)
     for what, remedy in _REMEDIES.items():
         learned, wanted = (", ".join(value) if isinstance(value, list) else value
-                           for value in (ready.made_for[what], here[what]))
+                           for value in (ready.made_for.get(what), here[what]))
         if learned != wanted:
             raise UserError(f"{ready.name} learned with {what.replace('_', ' ')} {learned}, and here "
                             f"it is {wanted}; {remedy}, or train another selector")

@@ -133,6 +133,23 @@ def test_where_the_first_weights_came_from_is_told(store: Store) -> None:
         assert row in page
 
 
+def test_the_selector_that_weighed_a_students_knowledge_is_told(store: Store) -> None:
+    toy.write_study(store.layout)
+    lineage = {"fingerprint": "0123456789abcdef", "study": "ksm-tiny", "dataset": "toy", "method": "ksm_soft",
+               "seed": 3, "teacher": "aaaabbbbccccdddd", "prepared": "ddddccccbbbbaaaa"}
+    (store.layout.student("toy", "rail_kd_l") / "seed-1" / "training.json").write_text(
+        json.dumps({"selector": lineage}))
+    toy.lock(store.layout)
+    registered = register(store)
+    version = tracking_store.connect().get_model_version(registered.name, registered.version)
+    assert version.tags["kdflow.selector"] == lineage.pop("fingerprint")
+    assert {name: version.tags[f"kdflow.selector.{name}"] for name in lineage} == lineage | {"seed": "3"}
+    page = version.description.replace("\N{NO-BREAK SPACE}", "")
+    assert ("**What it learned was weighed by** the selector that `ksm_soft` trained on `toy` with seed 3 in the study "
+            "`ksm-tiny`." in page)
+    assert "| selector | `0123456789abcdef` |" in page
+
+
 def test_first_weights_that_nobody_distilled_in_general_have_a_fingerprint(store: Store) -> None:
     toy.write_study(store.layout)
     (store.layout.student("toy", "rail_kd_l") / "seed-1" / "training.json").write_text(

@@ -40,6 +40,8 @@ folder.mkdir(parents=True, exist_ok=True)
 """
 
 DVC = """\
+vars:
+  - selectors: {}
 stages:
   prepare:
     matrix: &dataset
@@ -57,18 +59,25 @@ stages:
     outs: ["artifacts/teacher/${item.dataset}"]
   features:
     matrix: *dataset
-    cmd: python work.py features@${item.dataset} artifacts/features/${item.dataset}
+    cmd: python work.py features@${item.dataset} artifacts/knowledge/${item.dataset}/features
       artifacts/teacher/${item.dataset}
     deps: ["artifacts/teacher/${item.dataset}"]
-    outs: ["artifacts/features/${item.dataset}"]
+    outs: ["artifacts/knowledge/${item.dataset}/features"]
+  selector:
+    foreach: ${selectors}
+    do:
+      cmd: python work.py selector@${key} artifacts/knowledge/${key}/selector artifacts/knowledge/${key}/features
+      params: ["selectors.${key}"]
+      deps: ["artifacts/knowledge/${key}/features"]
+      outs: ["artifacts/knowledge/${key}/selector"]
   distill:
     matrix: &both
       dataset: ${study.datasets}
       method: ${study.methods}
     cmd: python work.py distill@${item.dataset}-${item.method}
-      artifacts/student/${item.dataset}/${item.method} artifacts/features/${item.dataset}
+      artifacts/student/${item.dataset}/${item.method} artifacts/knowledge/${item.dataset}
     params: ["methods.${item.method}"]
-    deps: ["artifacts/features/${item.dataset}"]
+    deps: ["artifacts/knowledge/${item.dataset}"]
     outs: ["artifacts/student/${item.dataset}/${item.method}"]
   evaluate-teacher:
     matrix: *dataset

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from kdcore.analysis.plots import COLOURS, STYLES, lines, write
-from kdcore.analysis.selection_curves import ACTION, GAIN, Entry
+from kdcore.analysis.selection_curves import ACTION, GAIN, REWARD, Entry
 
 WIDTH = 6.0
 """Of a figure, in inches."""
@@ -33,7 +33,7 @@ _NAMES_FROM = 0.84
 def draw_actions(title: str, entries: Sequence[Entry], path: Path) -> None:
     """A panel per method: the mean action on each type of knowledge, in a band from the lowest to the highest seed.
 
-    Lines stand between phases; the name of the last of several is shaded.
+    Lines stand between phases; the name of the last of several is shaded where nothing was rewarded in it.
     """
     figure = Figure(figsize=(WIDTH, 1.9 * len(entries) + 0.9), layout="constrained", dpi=130)
     canvas = FigureCanvasAgg(figure)
@@ -131,8 +131,9 @@ def _phases(axes: Axes, entry: Entry) -> None:
         name = phase.replace("-", " ") if number == 0 or phase == last else phase.removeprefix("episode-")
         axes.annotate(name, (start + entry.lengths[phase] / 2, 1.0), xycoords=("data", "axes fraction"),
                       xytext=(0, -3), textcoords="offset points", ha="center", va="top", fontsize=7)
-    axes.axvspan(starts[last], starts[last] + entry.lengths[last], _NAMES_FROM, color="black", alpha=0.15,
-                 linewidth=0)
+    if not entry.over_seeds(REWARD, last):
+        axes.axvspan(starts[last], starts[last] + entry.lengths[last], _NAMES_FROM, color="black", alpha=0.15,
+                     linewidth=0)
 
 
 def _wrapped(label: str) -> str:

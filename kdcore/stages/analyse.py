@@ -27,7 +27,7 @@ import numpy as np
 from torch import nn
 from transformers import PreTrainedModel
 
-from kdcore import config
+from kdcore import config, selector_folder
 from kdcore.analysis import draws, layer_plots
 from kdcore.analysis.attention import mean_attention
 from kdcore.analysis.exhibits import Exhibit, Exhibits, write_csv
@@ -305,9 +305,14 @@ class Work:
                         "warns.")]
 
     def selection(self, folder: Path) -> list[Exhibit]:
-        """How methods weighed types of knowledge, and how their selectors learned to."""
-        return selection(self.dataset, {method: {student.seed: student.record for student in students}
-                                        for method, students in self.students.items()}, folder)
+        """How methods weighed types of knowledge, and how selectors learned to: theirs, and the dataset's own."""
+        records = {method: {student.seed: student.record for student in students}
+                   for method, students in self.students.items()}
+        path = self.layout.selector(self.dataset) / selector_folder.RECORD
+        if path.is_file():
+            own = json.loads(path.read_text(encoding="utf-8"))
+            records = {"selector": {own["lineage"]["seed"]: own | {"method": {"name": "selector"}}}} | records
+        return selection(self.dataset, records, folder)
 
 
 _POOLED = {"mean": "the states, averaged over real tokens,", "cls": "the states of token 0",

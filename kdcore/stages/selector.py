@@ -43,9 +43,8 @@ def run(study: config.Study, layout: Layout, dataset: str) -> None:
         layout.measured.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(place / "measured.json", layout.measured / f"selector@{dataset}.json")
         shutil.rmtree(folder)
-    own = selector_folder.find(config.SelectorSource(source=selector_folder.OF_THIS_STUDY), layout.selector(dataset),
-                               dataset).lineage["fingerprint"]
-    print(f"the selector of {dataset} is {own}")
+    record = json.loads((layout.selector(dataset) / selector_folder.RECORD).read_text(encoding="utf-8"))
+    print(f"the selector of {dataset} is {record['lineage']['fingerprint']}")
 
 
 @dataclass(frozen=True)
@@ -79,16 +78,15 @@ class Work:
         start, name = students.first_model
         student, init = build_student(pair.student, start, students.prepared.info.labels, seed, name)
         learning = self.learning(dims(student))
-        title = f"{self.dataset} selector"
+        title, data = f"{self.dataset} selector", OfDataset(students.prepared)
         journal = self.layout.logs / f"selector@{self.dataset}.jsonl"
         settings = {name: identity[name] for name in ("training", "precision", "method", "student")}
         lineage = {"study": study_name(self.layout.study), "dataset": self.dataset, "method": method, "seed": seed,
                    "teacher": identity["teacher"], "prepared": identity["prepared"]}
         with Run.start("selector", self.layout, self.dataset, seed=seed, params=settings,
                        tags={"kdflow.method": method, "kdflow.method_file": students.entry.file}) as tracked:
-            result = train(student, learning.phases, OfDataset(students.prepared), students.settings, seed,
-                           place / "checkpoints", Journal(journal, tracked), title,
-                           students.teacher(learning.phases, title))
+            result = train(student, learning.phases, data, students.settings, seed, place / "checkpoints",
+                           Journal(journal, tracked), title, students.teacher(learning.phases, title))
             record = {name: value for name, value in result.record.items() if name != "selected"}  # of a student
             fingerprint = selector_folder.write(
                 learning.best.state_dict(), learning.made_for, lineage,

@@ -118,6 +118,17 @@ def test_methods_by_names_of_their_own(layout, capsys):
         ("warm", "alone"), ("rail_kd_l", "alone"), ("rail_kd_l", "warm")}
 
 
+def test_the_selector_of_students_is_named(layout):
+    path = layout.evaluation("movies", "rail_kd_l") / "context.json"
+    content = json.loads(path.read_text())
+    for run_ in content["runs"].values():
+        run_["training"]["selector"] = {"fingerprint": "0123456789abcdef", "study": "ksm-tiny", "dataset": "movies",
+                                        "method": "ksm", "seed": 3, "teacher": "", "prepared": ""}
+    path.write_text(json.dumps(content))
+    told = "with the selector 0123456789abcdef, trained by ksm on movies with seed 3 in the study ksm-tiny; "
+    assert run(layout).count(told) == 1
+
+
 def test_repeated_random_selections_have_a_table(layout, capsys):
     assert "Repeated random selections" not in run(layout)
     path = layout.evaluation("movies", "rail_kd_l") / "context.json"

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 from safetensors import safe_open
 
-from kdcore import config, suitability
+from kdcore import config, strict, suitability
 from kdcore.data.prepared import Prepared
 from kdcore.errors import UserError
 from kdcore.layout import Layout
@@ -16,9 +17,10 @@ from kdcore.lineage import hash_folder
 from kdcore.methods.ksm import Episodes
 from kdcore.objective import Dims
 from kdcore.selector_folder import RECORD, WEIGHTS
-from kdcore.stages import distill, selector
+from kdcore.stages import analyse, distill, selector
 from kdcore.training import checkpoint, trainer
 from tests.stages.small_study import small_study, with_teacher
+from tests.test_other_teachers import make, run
 
 KSM: dict[str, Any] = {"episodes": 2, "episode_patience": 2, "reward_steps": 3, "dev_rows": 8}
 READY = {"method": "ksm", "selector": "study"}
@@ -147,6 +149,12 @@ def test_all_seeds_use_it_as_it_is(copied: tuple[config.Study, Layout]) -> None:
         assert {f"action/{name}" for name in record_of(layout)["made_for"]["candidates"]} <= record["history"][0][
             "diagnostics"].keys()
     assert hash_folder(layout.knowledge("toy")) == before
+    shown = analyse.Work(study, layout, "toy").selection(layout.study)
+    assert [exhibit.image for exhibit in shown] == ["actions.png", "rewards.png", "episodes.png"]
+    told = {name: (layout.study / f"{name}.csv").read_text() for name in ("actions", "rewards", "episodes")}
+    assert {line.split(",")[0] for line in told["actions"].splitlines()[1:]} == {"selector", "ready"}
+    assert {line.split(",")[0] for name in ("rewards", "episodes") for line in told[name].splitlines()[1:]} == {
+        "selector"}
 
 
 def test_a_deeper_student_of_the_same_width_uses_it(copied: tuple[config.Study, Layout]) -> None:
@@ -165,11 +173,22 @@ def test_another_study_uses_it_by_its_fingerprint(trained: tuple[config.Study, L
     study = changed(with_one_seed(study), selectors={})
     named = with_ready(study, selector={"source": source, "revision": lineage["fingerprint"]})
     distill.run(named, layout, "toy", "ready")
-    assert students_record(layout, "ready", 1)["selector"] == lineage
+    record = students_record(layout, "ready", 1)
+    assert (record["selector"], record["warnings"]) == (lineage, [])
     other = with_ready(study, selector={"source": source, "revision": "0" * 16})
     with pytest.raises(UserError, match=f"is {lineage['fingerprint']}, but its revision says 0{{16}};") as caught:
         distill.run(other, layout, "toy", "ready")
     assert str(caught.value).startswith("methods.ready: ")
+
+
+def test_a_selector_of_another_teacher_is_said_to_be(copied: tuple[config.Study, Layout]) -> None:
+    study, layout = copied
+    record = record_of(layout)
+    record["lineage"]["teacher"] = "f" * 16
+    (layout.selector("toy") / RECORD).write_text(json.dumps(record))
+    distill.run(with_one_seed(study), layout, "toy", "ready")
+    [warning] = students_record(layout, "ready", 1)["warnings"]
+    assert warning.startswith("its selector learned from states of another teacher, ffffffffffffffff, than this one")
 
 
 def test_another_selector_is_another_student(copied: tuple[config.Study, Layout]) -> None:
@@ -263,3 +282,33 @@ def test_a_method_that_trains_no_selector(method: str, message: str, trained: tu
 def test_selectors_that_a_study_cannot_have(selectors: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         small_study(tmp_path, selectors=selectors)
+
+
+@pytest.mark.slow
+def test_dvc_trains_it_once_for_all_who_take_it(tmp_path: Path) -> None:
+    layout = make(tmp_path, {}, {})
+    params = strict.read_yaml(layout.params)
+    params["methods"] = {"finetune": {}, "ksm": KSM | {"knowledge": {"response": 1, "label": 1}},
+                         "ready": READY | {"knowledge": {"response": 1, "label": 1}}}
+    params["study"] |= {"methods": ["ready"], "seeds": [1, 2]}
+    params["selectors"] = {"mine": {"method": "ksm"}}
+    write(layout, params)
+    run(layout.study, "-m", "dvc", "repro", "-q", "evaluate@mine-ready")
+    lineage = json.loads((layout.selector("mine") / RECORD).read_text())["lineage"]
+    assert (lineage["study"], lineage["seed"]) == (layout.study.name, 0)
+    for seed in (1, 2):
+        record = json.loads((layout.student("mine", "ready") / f"seed-{seed}" / "training.json").read_text())
+        assert record["selector"] == lineage
+    params["selectors"]["mine"]["seed"] = 1
+    write(layout, params)
+    stale = json.loads(run(layout.study, "-m", "dvc", "status", "--json"))
+    assert "selectors.mine" in str(stale["selector@mine"])
+    assert "distill@mine-ready" not in stale
+    run(layout.study, "-m", "dvc", "repro", "-q", "distill@mine-ready")
+    record = json.loads((layout.student("mine", "ready") / "seed-1" / "training.json").read_text())
+    assert record["selector"]["fingerprint"] != lineage["fingerprint"]
+
+
+def write(layout: Layout, params: dict[str, Any]) -> None:
+    with layout.params.open("w") as file:
+        YAML(typ="safe").dump(params, file)

@@ -70,6 +70,20 @@ def test_selection_takes_only_its_stages_and_says_what_it_leaves_out(toy):
     assert "distill@b-finetune" in found.stays_stale
 
 
+def test_a_selector_is_trained_where_the_study_asks(done):
+    done.params["selectors"] = {"a": {"method": "finetune", "seed": 3}}
+    done.write()
+    found = plan.make(done.folder)
+    assert names(found) == {"selector@a", "distill@a-finetune", "distill@a-vanilla_kd", "evaluate@a-finetune",
+                            "evaluate@a-vanilla_kd", "analyse@a", "report"}
+    assert found.needs["selector@a"] == {"features@a"}
+    assert found.needs["distill@a-finetune"] == {"features@a", "selector@a"}
+    assert found.needs["distill@b-finetune"] == {"features@b"}
+    assert names(plan.make(done.folder, datasets=["b"])) == set()
+    assert done.dvc("repro", "distill@a-finetune").returncode == 0
+    assert "selector@a" in (done.folder / "artifacts/student/a/finetune/out.txt").read_text()
+
+
 def test_selection_of_what_is_not_there_is_refused_with_near_names(toy):
     with pytest.raises(UserError, match=r"method 'finetun' is not in study.methods .* did you mean 'finetune'"):
         plan.make(toy.folder, methods=["finetun"])

@@ -9,6 +9,7 @@ import torch
 from kdcore.data.prepared import Prepared
 from kdcore.features import Features
 from kdcore.knowledge_types import TYPES
+from kdcore.methods import ksm
 from kdcore.objective import Batch, Examine, Loss, Objective, Phase, Progress, Standing
 from kdcore.training import checkpoint, development
 from kdcore.training.development import Development
@@ -75,6 +76,17 @@ def test_what_is_logged_and_what_is_exported(prepared: Prepared, straight: tuple
     assert [line["step"] for line in rewarded] == [4, 6, 10, 12]  # segments of four steps, and what is left of six
     assert all({"gain/loss", "gain/accuracy"} <= line.keys() for line in rewarded)
     assert sum("epoch/episode/score" in line for line in lines(folder)) == 2
+
+
+def test_episodes_alone_make_the_same_selector(prepared: Prepared, folder: Path) -> None:
+    whole = phases_of("ksm", prepared, **HYPER)
+    train(prepared, folder / "whole", whole)
+    setting = whole[0].objective.setting
+    learned = ksm.learning(ksm.Config(**HYPER), setting)
+    train(prepared, folder / "alone", learned.phases)
+    used, alone = whole[-1].objective.selector.state_dict(), learned.best.state_dict()
+    assert used.keys() == alone.keys()
+    assert all(torch.equal(used[name].cpu(), alone[name].cpu()) for name in used)
 
 
 def test_episodes_end_when_the_score_does_not_rise(prepared: Prepared, folder: Path,
