@@ -1,6 +1,7 @@
 """KSM: totals, episodes and their rewards, the best selector, what each phase learns, refusals."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,8 +12,9 @@ from torch import Tensor
 from kdcore import methods
 from kdcore.errors import UserError
 from kdcore.knowledge_types import TYPES
+from kdcore.methods import ksm
 from kdcore.methods.ksm import Episodes, Use
-from kdcore.objective import Loss, Objective, Phase, Progress, Setting, Standing
+from kdcore.objective import Loss, Objective, Phase, Progress, ReadySelector, Setting, Standing
 from tests.methods.toys import CLASSIFICATION, STEPS_PER_EPOCH, batch, progress, toys
 
 SOME = torch.tensor([3, 0, 9, 14])
@@ -225,6 +227,24 @@ def test_phases() -> None:
     assert len({id(phase.objective) for phase in phases}) == 2
 
 
+@pytest.mark.parametrize("source", ["study", {"source": "../other/selector", "revision": "0" * 16}], ids=str)
+def test_a_ready_selector_leaves_the_last_phase_alone(source: str | dict[str, str]) -> None:
+    learned = ksm.learning(ksm.Config(), CLASSIFICATION)
+    ready = ReadySelector("the selector", learned.made_for, learned.best.state_dict())
+    config = methods.configure("ksm", {"selector": source, "knowledge": dict.fromkeys(TYPES, 2.0)})
+    (phase,) = ksm.phases(config, replace(CLASSIFICATION, selector=ready))
+    assert phase == Phase("distill", phase.objective)
+    use = phase.objective.double()
+    before = {name: value.clone() for name, value in use.selector.state_dict().items()}
+    play(use, 4, examiner())
+    assert all(torch.equal(value, learned.best.double().state_dict()[name]) for name, value in before.items())
+    assert all(torch.equal(value, before[name]) for name, value in use.selector.state_dict().items())
+    (sizes,) = ksm.phases(config, CLASSIFICATION)
+    assert sizes.objective.needs == use.needs
+    with pytest.raises(AssertionError, match="the setting brought no selector"):
+        loss_of(sizes.objective.double())
+
+
 @pytest.mark.parametrize("settings", [
     {"reward_steps": 0}, {"threshold": 1}, {"threshold": 0}, {"gamma": 1.1}, {"noise": -1}, {"episodes": 0},
     {"alpha": 0}, {"knowledge": {}}, {"actor_learning_rate": 0}, {"dev_rows": 0}, {"dev_rows": "all"},
@@ -240,6 +260,8 @@ def test_values_out_of_range(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("settings", "message"), [
     ({"threshold": 0.3}, "threshold concerns actions: hard"), ({"alpha": 0.2}, "alpha concerns actions: hard"),
     ({"actions": "hard", "exploration": False, "alpha": 0.2}, "exploration: false switches off"),
+    ({"selector": "study", "episodes": 3}, "episodes is for a selector that learns, but `selector` names one"),
+    ({"selector": "study", "dev_rows": 64}, "dev_rows is for a selector that learns"),
     ({"knowledge": {"label": 1}, "temperature": 2}, "temperature concerns response"),
     ({"knowledge": {"response": 1}, "mapping": "last"}, "mapping concerns feature and relation"),
 ], ids=str)
