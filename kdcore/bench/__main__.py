@@ -1,7 +1,7 @@
 """`make bench`: measure what methods cost and what rows cost, print tables, write JSON and Markdown.
 
     python -m kdcore.bench [--quick] [--device cpu|cuda] [--size small|base|tiny] [--methods NAME ...]
-                           [--sections methods own general live depth rows] [--output results/bench.json]
+                           [--sections methods own general selector live depth rows] [--output results/bench.json]
 
 On a CPU the pair is as large as all-MiniLM-L6-v2 and half of it, on CUDA as BERT-base and half of it; weights and
 tokens are random, so nothing is fetched. All of it takes about ten minutes on two quiet cores. `--quick` takes fewer
@@ -28,6 +28,7 @@ SECTIONS = {
     "methods": "cost of each method with stored teacher features",
     "own": "what each of them adds to a step, timed alone: sure to a tenth, also beside other work",
     "general": "steps of general methods, whose teacher is live",
+    "selector": "what training a selector of knowledge costs over the distillation steps in it",
     "live": "the same with a live teacher",
     "depth": "how the cost grows with the depth of the teacher",
     "rows": "memory and disk by number of rows",
@@ -60,8 +61,9 @@ def main() -> int:
     timing = _timing(chosen, set(options.sections) & {"methods", "live", "depth"}, options.quick, size, cuda)
     own_part = _own_part(chosen, options.quick, size) if "own" in options.sections else None
     live_step = _live_step(options.quick, size) if "general" in options.sections else None
+    selector = _selector(options.quick, size) if "selector" in options.sections else None
     rows = _rows(options.quick, cuda) if "rows" in options.sections else []
-    content = report.merge(machine, options.quick, size, timing, own_part, live_step, rows) | {
+    content = report.merge(machine, options.quick, size, timing, own_part, live_step, selector, rows) | {
         "bench_seconds": time.monotonic() - started}
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -125,6 +127,13 @@ def _live_step(quick: bool, size: str) -> dict[str, Any]:
     rows, tokens, steps, rounds = (2, 16, 2, 1) if quick else (8, 128, 10, 2)
     return _measure("live_step", Work(size, rows, tokens, steps, rounds, general.names()),
                     f"general methods, {size} models", {})
+
+
+def _selector(quick: bool, size: str) -> dict[str, Any]:
+    from kdcore.bench.selector import Work
+
+    rows, steps, rounds = (64, 2, 1) if quick else (1_024, 20, 3)
+    return _measure("selector", Work(size, rows, steps, rounds), f"training a selector, {size} models", {})
 
 
 def _rows(quick: bool, cuda: bool) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ touches. What the part does not hold: hooks on the student's layers, which cost 
 import json
 import statistics
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,7 +22,7 @@ from kdcore.bench.pair import BASELINE, BATCH, Pair
 from kdcore.bench.steps import UNTIMED, Update, now
 from kdcore.data.batching import Examples, LengthGroupedBatches
 from kdcore.features import LOGITS, FeatureKey, Features, masked_mean
-from kdcore.objective import Batch, Progress, Standing
+from kdcore.objective import Batch, Objective, Progress, Standing
 from kdcore.store import FeatureStore
 from kdcore.training.distiller import Distiller
 
@@ -55,33 +56,39 @@ class OwnPart:
         """Milliseconds of a step of fine-tuning, and what each method adds to it; the least of the rounds counts."""
         stored = [name for name in self.work.methods if self.pair.source(name, self.depth) == "stored"]
         rounds = range(self.work.rounds)
-        step = min(self._fine_tuning() for _ in rounds)
+        step = min(self.whole_step(BASELINE) for _ in rounds)
         base = min(self._part(BASELINE) for _ in rounds)
         added = {name: min(self._part(name) for _ in rounds) - base for name in stored}
         return {"step_ms": 1e3 * step, "methods": {
             name: {"ms": 1e3 * seconds, "share": seconds / step} for name, seconds in added.items()}}
 
-    def _fine_tuning(self) -> float:
-        """Seconds of a whole step of fine-tuning, the median over the batches."""
-        (phase,) = self.pair.phases(BASELINE, self.depth)
+    def whole_step(self, method: str) -> float:
+        """Seconds of a whole step of a method of one phase, the median over the batches."""
+        (phase,) = self.pair.phases(method, self.depth)
         distiller = Distiller(self.pair.student.to(self.pair.device),  # type: ignore[arg-type]
                               phase.objective, self.pair.precision).train()
         step = Update(distiller)
         seconds = []
         for number, batch in enumerate(self.batches):
+            progress = Progress(0, number, len(self.batches))
             start = now(self.pair.device)
-            step(distiller(batch, Features({}), Progress(0, number, len(self.batches))).total)
+            teacher = self._stored(batch["ids"], phase.objective.needs_at(progress).teacher)
+            step(distiller(batch, teacher, progress).total)
             seconds.append(now(self.pair.device) - start)
         return statistics.median(seconds[UNTIMED:])
 
     def _part(self, method: str) -> float:
         """Seconds of what is not the student itself, the median over the batches."""
-        objective = self.pair.phases(method, self.depth)[0].objective.to(self.pair.device)
-        objective.before_epoch(Progress(0, 0, len(self.batches)), self._stored)
+        return statistics.median(self.parts(self.pair.phases(method, self.depth)[0].objective, self.batches)[UNTIMED:])
+
+    def parts(self, objective: Objective, batches: Sequence[dict[str, Any]]) -> list[float]:
+        """Seconds of what is not the student itself in a step on each of these batches."""
+        objective.to(self.pair.device)
+        objective.before_epoch(Progress(0, 0, len(batches)), self._stored)
         step = Update(objective) if any(True for _ in objective.main_parameters()) else None
         seconds = []
-        for number, batch in enumerate(self.batches):
-            progress = Progress(0, number, len(self.batches))
+        for number, batch in enumerate(batches):
+            progress = Progress(0, number, len(batches))
             needs = objective.needs_at(progress)
             states = {key.layer: self._random(*batch["student"]["input_ids"].shape, self.pair.size.width)
                       for key in needs.student if key != LOGITS}
@@ -97,7 +104,7 @@ class OwnPart:
                 step(total)
             objective.after_step(progress, _not_examined)
             seconds.append(now(self.pair.device) - start)
-        return statistics.median(seconds[UNTIMED:])
+        return seconds
 
     def _stored(self, ids: Tensor, keys: frozenset[FeatureKey]) -> Features:
         return Features(self.store.gather(ids.cpu(), keys, self.pair.device) if keys else {})

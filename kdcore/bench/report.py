@@ -17,6 +17,8 @@ EPOCH, MEMORY, PADDING, STORE_RATE = 1.05, 1.05, 0.10, 0.95
 EPOCH_OF = {"codir": 1.15}
 """CoDIR compares each example with a hundred others."""
 LIVE_STEP = 1.10
+SELECTOR = 1.30
+"""Training a selector over the distillation steps that it contains."""
 BOUNDED_LIVE = ("minilm",)
 """General methods with a target. Heads over the vocabulary cost what they cost."""
 
@@ -32,7 +34,7 @@ class Table:
 
 def merge(machine: dict[str, Any], quick: bool, size: str, timing: dict[str, Any] | None,
           own_part: dict[str, Any] | None, live_step: dict[str, Any] | None,
-          rows: list[dict[str, Any]]) -> dict[str, Any]:
+          selector: dict[str, Any] | None, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The report of what was measured; None and no `rows` leave their sections out."""
     report: dict[str, Any] = {
         "machine": machine, "quick": quick, "models": models.SIZES[size].name, "batch_size": BATCH,
@@ -41,7 +43,8 @@ def merge(machine: dict[str, Any], quick: bool, size: str, timing: dict[str, Any
     }
     report["padding_share"] = report["padding_by_dataset"][corpus.TIMED]
     report |= timing or {}
-    report |= {name: measured for name, measured in (("own_part", own_part), ("live_step", live_step)) if measured}
+    report |= {name: measured for name, measured in (("own_part", own_part), ("live_step", live_step),
+                                                     ("selector", selector)) if measured}
     if len(rows) > 1:
         small, large = rows[-2], rows[-1]
         report["memory_growth"] = {"from_rows": small["rows"], "to_rows": large["rows"]} | {
@@ -74,6 +77,9 @@ def _targets(report: dict[str, Any]) -> list[dict[str, Any]]:
         if name in (ratios := report.get("live_step", {}).get("methods", {})):
             found.append(_target(f"step of {name} / teacher's forward and student's step", "at most", LIVE_STEP,
                                  ratios[name]))
+    for teacher, figures in report.get("selector", {}).get("teacher", {}).items():
+        found.append(_target(f"training a selector / its distillation steps, teacher {teacher}", "at most", SELECTOR,
+                             figures["ratio"]))
     found.append(_target("padding, share of tokens, worst dataset", "at most", PADDING,
                          max(report["padding_by_dataset"].values())))
     if "store" in report:
@@ -112,6 +118,8 @@ def tables(report: dict[str, Any]) -> list[Table]:
         found.append(_own_part(report["own_part"]))
     if "live_step" in report:
         found.append(_live_step(report["live_step"]))
+    if "selector" in report:
+        found.append(_selector(report["selector"]))
     if report["by_rows"]:
         found.append(Table("Rows (a slim pair)", ("rows", "store MB", "peak MB building", "peak MB training",
                                                   "padding"),
@@ -155,6 +163,18 @@ def _live_step(measured: dict[str, Any]) -> Table:
                  f"bare teacher's forward ({measured['teacher_forward_ms']:.0f} ms) and the bare student's step "
                  f"({measured['student_step_ms']:.0f} ms)", ("method", "ratio"),
                  [(name, f"{ratio:.2f}") for name, ratio in measured["methods"].items()])
+
+
+def _selector(measured: dict[str, Any]) -> Table:
+    return Table(f"Training a selector: episodes of {measured['steps']} steps, k = {measured['reward_steps']}, "
+                 f"{measured['examinations']} examinations of {measured['dev_rows']} rows "
+                 f"({measured['examination_ms']:.0f} ms each); the selector itself takes "
+                 f"{measured['selector_ms']:.1f} ms a step",
+                 ("teacher", "step without selector, ms", "episode, s", f"{measured['episodes']} episodes, s",
+                  "over the steps alone"),
+                 [(teacher, f"{figures['step_ms']:.0f}", f"{figures['episode_seconds']:.0f}",
+                   f"{measured['episodes'] * figures['episode_seconds']:.0f}", f"{figures['ratio']:.3f}")
+                  for teacher, figures in measured["teacher"].items()])
 
 
 def _growth(figures: dict[str, Any], depths: list[int]) -> float:

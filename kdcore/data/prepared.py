@@ -145,8 +145,8 @@ class Prepared:
             raise UserError(f"dataset {self.info.name!r} has no split {name!r}; {did_you_mean(name, self.info.splits)}")
         return self.info.splits[name]
 
-    def table(self, split: str) -> pa.Table:
-        """Rows of a split: id, text, [text_pair], label, [source_id]; row i has id i.
+    def table(self, split: str, columns: list[str] | None = None) -> pa.Table:
+        """Rows of a split: id, text, [text_pair], label, [source_id]; row i has id i. `columns` reads only some.
 
         `source_id` is the row's id in the source. Without one in the source, and with all its rows here, there is no
         such column; with some of them, it is the row's number there, from 0. Rows that joined a split from elsewhere
@@ -154,7 +154,7 @@ class Prepared:
         """
         path = split_file(self.folder, self.split(split).name)
         try:
-            return pq.read_table(path)
+            return pq.read_table(path, columns=columns)
         except FileNotFoundError:
             raise UserError(f"{path} is missing; run `kdflow prepare {self.info.name}` again") from None
         except (pa.ArrowInvalid, OSError) as error:
@@ -162,7 +162,7 @@ class Prepared:
 
     def labels(self, split: str) -> Tensor:
         """int64 [n] class ids of this split's own names (-1 without label), or float32 [n] scores (NaN without)."""
-        return torch.tensor(self.table(split).column("label").to_numpy())
+        return torch.tensor(self.table(split, ["label"]).column("label").to_numpy())
 
     def tokens(self, split: str, which: Which) -> TokenTable:
         """Token ids of a split under the teacher's or the student's tokenizer, memory-mapped."""

@@ -18,7 +18,10 @@ from kdcore.bench.memory import INTERVAL_S, PeakMemory, own_bytes
 from kdcore.bench.own_part import OwnPart
 from kdcore.bench.own_part import Work as OwnWork
 from kdcore.bench.pair import Pair
+from kdcore.bench.selector import SelectorCost
+from kdcore.bench.selector import Work as SelectorWork
 from kdcore.bench.timing import Timing, Work
+from kdcore.selector_training import SelectorLearner
 
 MEGABYTE = 2**20
 
@@ -128,6 +131,41 @@ def test_steps_of_general_methods_are_held_against_bare_models(live_step):
 
 
 @pytest.fixture(scope="module")
+def selector(tmp_path_factory) -> dict:
+    return SelectorCost(SelectorWork(size="tiny", rows=96, steps=2, rounds=1), tmp_path_factory.mktemp("s")).measure()
+
+
+def test_an_episode_is_its_steps_the_selector_and_examinations(selector):
+    assert (selector["steps"], selector["reward_steps"], selector["examinations"]) == (210, 64, 5)  # ceil(210/64) + 1
+    added = 210 * selector["selector_ms"] + 5 * selector["examination_ms"]
+    assert selector["examination_ms"] > 0
+    stored, live = (selector["teacher"][name] for name in ("stored", "live"))
+    assert live["step_ms"] > stored["step_ms"] > 0
+    for figures in (stored, live):
+        assert 1e3 * figures["episode_seconds"] == pytest.approx(210 * figures["step_ms"] + added)
+        assert figures["ratio"] == pytest.approx(1e3 * figures["episode_seconds"] / (210 * figures["step_ms"]))
+
+
+def test_what_the_selector_learns_from_a_segment_is_timed(tmp_path, monkeypatch):
+    """Once in the steps that count, which are those from 64 to 127."""
+    chosen, learned = [], []
+    choose, learn = SelectorLearner.choose, SelectorLearner._learn
+
+    def choosing(self, seen, moment):
+        chosen.append(moment)
+        return choose(self, seen, moment)
+
+    def learning(self, following):
+        learned.append(len(chosen) - 1)
+        learn(self, following)
+
+    monkeypatch.setattr(SelectorLearner, "choose", choosing)
+    monkeypatch.setattr(SelectorLearner, "_learn", learning)
+    SelectorCost(SelectorWork(size="tiny", rows=96, steps=2, rounds=1), tmp_path)._segment("ksm")
+    assert learned == [64, 128]
+
+
+@pytest.fixture(scope="module")
 def sizes(tmp_path_factory) -> list[dict]:
     return [rows.measure(rows.Work(number, "tiny", 2), tmp_path_factory.mktemp("rows")) for number in (64, 128)]
 
@@ -139,7 +177,8 @@ def test_the_cost_of_rows(sizes):
     assert 0 < small["padding_share"] < 0.5
 
 
-def test_the_report_has_the_keys_that_others_read_and_tells_a_missed_target(timing, own_part, live_step, sizes, capsys):
+def test_the_report_has_the_keys_that_others_read_and_tells_a_missed_target(timing, own_part, live_step, selector,
+                                                                           sizes, capsys):
     timing, own_part, sizes = json.loads(json.dumps([timing, own_part, sizes]))
     own_part["methods"]["pkd"]["share"], own_part["methods"]["codir"]["share"] = 0.06, 0.06
     sizes[1]["memory"]["training_peak_bytes"] = 2 * sizes[0]["memory"]["training_peak_bytes"]
@@ -148,7 +187,7 @@ def test_the_report_has_the_keys_that_others_read_and_tells_a_missed_target(timi
     timing["methods"]["codir"] = timing["methods"]["pkd"] | {"epoch_ratio": 1.1, "low": 1.08, "high": 1.12}
     timing["methods"]["rail_minilm"]["live"]["less_forward"] = {"epoch_ratio": 1.3, "low": 1.2, "high": 1.4}
     machine = {"device": "cpu", "processor": "x", "threads": 1, "torch": torch.__version__, "load_average": 0.5}
-    content = report.merge(machine, True, "tiny", timing, own_part, live_step, sizes)
+    content = report.merge(machine, True, "tiny", timing, own_part, live_step, selector, sizes)
     assert content["methods"]["pkd"]["teacher"] == "stored"
     assert 0 < content["padding_share"] < 0.10
     verdicts = {target["what"]: (target["target"], target["verdict"]) for target in content["targets"]}
@@ -158,10 +197,14 @@ def test_the_report_has_the_keys_that_others_read_and_tells_a_missed_target(timi
     assert verdicts["own part of pkd / step of fine-tuning"] == (pytest.approx(0.05), "missed")
     assert verdicts["own part of codir / step of fine-tuning"] == (pytest.approx(0.15), "met")
     assert verdicts["step of minilm / teacher's forward and student's step"][0] == 1.1
+    ratio = selector["teacher"]["stored"]["ratio"]
+    assert verdicts["training a selector / its distillation steps, teacher stored"] == (
+        1.3, "met" if ratio <= 1.3 else "missed")
     assert verdicts["memory of training, 128 / 64 rows"] == (1.05, "missed")
     report.show(content)
     assert "rail_kd_l" in capsys.readouterr().out
     text = report.markdown(content)
+    assert f"| stored | {selector['teacher']['stored']['step_ms']:.0f} |" in text
     assert "| epoch of codir / fine-tuning | at most | 1.15 | 1.100 | met |" in text
     for line in text.splitlines():
         assert not line.startswith("|") or line.endswith("|")
@@ -169,9 +212,9 @@ def test_the_report_has_the_keys_that_others_read_and_tells_a_missed_target(timi
 
 def test_sections_can_be_left_out(sizes):
     machine = {"device": "cpu", "processor": "x", "threads": 1, "torch": torch.__version__, "load_average": 0.5}
-    only_rows = report.merge(machine, True, "tiny", None, None, None, sizes)
+    only_rows = report.merge(machine, True, "tiny", None, None, None, None, sizes)
     assert [table.title for table in report.tables(only_rows)] == ["Rows (a slim pair)", "Targets"]
-    assert "memory_growth" not in report.merge(machine, True, "tiny", None, None, None, [])
+    assert "memory_growth" not in report.merge(machine, True, "tiny", None, None, None, None, [])
 
 
 def test_cuda_is_refused_in_one_line_where_there_is_none(repository, tmp_path):
@@ -204,5 +247,6 @@ def test_the_whole_bench_in_its_quick_size(repository, tmp_path):
     assert set(content["methods"]) == set(methods.names())
     assert all("live" in figures for name, figures in content["methods"].items() if name != "finetune")
     assert "fsp" in content["own_part"]["methods"]
+    assert set(content["selector"]["teacher"]) == {"stored", "live"}
     assert set(content["by_depth"]["codir"]) == {"6", "12"}
-    assert (tmp_path / "bench.md").read_text(encoding="utf-8").count("**") == 12
+    assert (tmp_path / "bench.md").read_text(encoding="utf-8").count("**") == 14

@@ -124,6 +124,7 @@ def test_rows_that_reward_neither_teach_nor_select(prepared: Prepared, folder: P
     assert taught["distill"] == everything
     *rewarding, selecting = looked_at  # the last phase has one epoch
     assert selecting == ("validation", None)
+    assert len(rewarding) == 2 * 3  # ceil(6 steps / 4) + 1 in each episode, which nothing else examines
     if dev_rows == "paper":
         assert set(rewarding) == {selecting}
         assert taught["episode"] == everything
