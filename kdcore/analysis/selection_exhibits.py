@@ -49,7 +49,7 @@ def _rewards(dataset: str, entries: Sequence[Entry], folder: Path) -> Exhibit:
         (entry.method, trace.seed, point.phase, point.step_of_all, point.values[REWARD],
          *(point.values[GAIN + name] for name in gains))
         for entry in entries for trace in entry.traces for point in trace.rewarded))
-    measures = [name for name in gains if name != "score"]
+    measures = ["loss", *(name for name in gains if name not in ("loss", "score"))]
     selection_plots.draw_rewards(f"{dataset}: what segments of steps gained", entries, measures,
                                  folder / "rewards.png")
     return Exhibit(
