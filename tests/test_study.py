@@ -202,6 +202,31 @@ def test_the_rail_studies_map_layers_as_the_paper_does(name):
     assert len(objective("rail_kd_l").needs_at(Progress(0, 0, 10)).teacher - {LOGITS}) == 5
 
 
+def test_the_probe_has_every_subset_of_the_types_once_and_repeats_what_is_drawn():
+    settings = config.load(ROOT / "studies/ksm-probe/params.yaml")
+    entries = [settings.method(name) for name in settings.study.methods]
+    mixes = [methods.of_entry(entry) for entry in entries if entry.file == "knowledge_mix"]
+    fixed = [frozenset(mix.types) for mix in mixes if mix.selection == "fixed"]
+    assert len(fixed) == len(set(fixed)) == 15
+    assert {mix.selection for mix in mixes} == {"fixed", "random_hard", "random_one"}
+    assert [entry.name for entry in entries if entry.file != "knowledge_mix"] == ["finetune"]
+    assert len(settings.study.seeds) >= 5
+    assert settings.datasets["sst2"].data.selection == "held_out", "what selects is not what reports"
+
+
+def test_the_study_of_knowledge_selection_compares_methods_with_themselves():
+    settings = config.load(ROOT / "studies/ksm-cpu/params.yaml")
+    files = {name: settings.method(name).file for name in settings.study.methods}
+    assert files == {"finetune": "finetune", "vanilla_kd": "vanilla_kd", "dynamic_kd": "dynamic_kd", "ksm_soft": "ksm",
+                     "ksm_hard": "ksm"} | dict.fromkeys(("fixed_all", "random_soft", "random_hard", "random_one"),
+                                                        "knowledge_mix")
+    assert "cls" in settings.features.kinds, "else the teacher runs for every batch"
+    learned = {name: methods.of_entry(settings.method(name)) for name in settings.methods if name.startswith("ksm")}
+    assert learned.pop("ksm_stepwise").reward_steps == 1
+    assert {mix.reward_steps for mix in learned.values()} == {32}
+    assert {name for name, mix in learned.items() if not mix.exploration} == {"ksm_unexplored"}
+
+
 def test_the_studies_of_500_labels_differ_in_the_rows_without_labels_alone():
     with_text, alone = (strict.read_yaml(ROOT / "studies" / name / "params.yaml")
                         for name in ("sst2-unlabelled", "sst2-500"))
