@@ -9,6 +9,7 @@ known beforehand, and then hears nothing of the step.
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
@@ -20,6 +21,7 @@ from kdcore.features import Features
 from kdcore.knowledge_types import Borrowed, KnowledgeConfig, KnowledgeTypes
 from kdcore.objective import Batch, Examine, Needs, Objective, Phase, Progress, Setting, TeacherOf
 
+T = TypeVar("T")
 LABEL = "label"
 """What all methods call the part that is the label loss."""
 
@@ -140,5 +142,5 @@ def _objective(borrowed: Borrowed, setting: Setting) -> Objective:
     return phase.objective
 
 
-def _named(name: str, values: Mapping[str, float | Tensor]) -> dict[str, float | Tensor]:
+def _named(name: str, values: Mapping[str, T]) -> dict[str, T]:
     return {f"{name}/{key}": value for key, value in values.items()}

@@ -10,6 +10,7 @@ import io
 import json
 import random
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from kdcore.config import MethodConfig, SelectorSource
 from kdcore.errors import UserError
-from kdcore.objective import Phase, ReadySelector, Setting
+from kdcore.objective import Phase, ReadySelector, Setting, Standing
 from kdcore.selector import (
     Seen,
     Segment,
@@ -257,6 +258,56 @@ class SelectorLearner(nn.Module):
         self.actor_optimiser.minimise(actor_loss(self.selector, seen))
         self.earlier.copy_(self.actions)
         self.steps, self.earlier_steps, self.reward = 0, steps, None
+
+
+class Ledger(nn.Module):
+    """What each episode's student gained and how good it became; its state is saved."""
+
+    def __init__(self, reward: Literal["loss", "score"]) -> None:
+        """`reward` is the gain that counts."""
+        super().__init__()
+        self.reward = reward
+        self.episode = self.stale = 0
+        self.standing = Standing(0.0, 0.0, {})
+        self.best_score: float | None = None
+        self.earned = 0.0
+
+    def begin(self, standing: Standing) -> None:
+        """Another episode, whose student stands so."""
+        self.episode += 1
+        self.standing, self.earned = standing, 0.0
+
+    def gains(self, now: Standing) -> tuple[float, dict[str, float]]:
+        """The reward since the student was examined last, and by how much the loss fell and all else rose."""
+        before = self.standing
+        gains = {"loss": before.loss - now.loss, "score": now.score - before.score}
+        gains |= {name: value - before.metrics[name] for name, value in now.metrics.items()}
+        reward = gains[self.reward]
+        self.standing, self.earned = now, self.earned + reward
+        return reward, gains
+
+    def is_best(self) -> bool:
+        """Close the episode: whether its student is better than all before; `stale` counts the episodes since then."""
+        if self.best_score is None or self.standing.score > self.best_score:
+            self.best_score, self.stale = self.standing.score, 0
+        else:
+            self.stale += 1
+        return self.stale == 0
+
+    def told(self) -> dict[str, float]:
+        """What the log is to know of the episode."""
+        return {"episode/score": self.standing.score, "episode/dev_loss": self.standing.loss,
+                "episode/reward": self.earned,
+                **{f"episode/{name}": value for name, value in self.standing.metrics.items()}}
+
+    def get_extra_state(self) -> Tensor:
+        return as_bytes({"episode": self.episode, "stale": self.stale, "best_score": self.best_score,
+                         "standing": asdict(self.standing), "earned": self.earned})
+
+    def set_extra_state(self, state: Tensor) -> None:
+        content = from_bytes(state)
+        self.episode, self.stale, self.best_score = (content[key] for key in ("episode", "stale", "best_score"))
+        self.standing, self.earned = Standing(**content["standing"]), content["earned"]
 
 
 def as_bytes(content: dict[str, Any]) -> Tensor:

@@ -19,7 +19,6 @@ Released code: none.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
 
 from jaxtyping import Float
 from torch import Tensor
@@ -27,18 +26,10 @@ from torch import Tensor
 from kdcore.choice import Choice
 from kdcore.features import FeatureKey, Features
 from kdcore.knowledge_types import KnowledgeConfig
-from kdcore.objective import Batch, Examine, Loss, Needs, Phase, Progress, Setting, Standing
+from kdcore.objective import Batch, Examine, Loss, Needs, Phase, Progress, Setting
 from kdcore.projection import initialised_from
 from kdcore.selector import Seen, Selector, hard, padded
-from kdcore.selector_training import (
-    Learning,
-    LearningConfig,
-    SelectorLearner,
-    adopted,
-    as_bytes,
-    from_bytes,
-    made_for,
-)
+from kdcore.selector_training import Learning, LearningConfig, Ledger, SelectorLearner, adopted, made_for
 
 
 class Config(KnowledgeConfig, LearningConfig):
@@ -78,25 +69,21 @@ class Episodes(Selection):
         self.learner = SelectorLearner(selector, config, setting.student.width, setting.teacher.width,
                                        len(self.names), setting.seed)
         self.best = best
+        self.ledger = Ledger(config.reward)
         self.held_back = 0 if config.dev_rows == "paper" else config.dev_rows
-        self.episode = self.stale = 0
-        self.standing = Standing(0.0, 0.0, {})
-        self.best_score: float | None = None
-        self.earned = 0.0
 
     @property
     def done(self) -> bool:
-        return self.stale >= self.config.episode_patience
+        return self.ledger.stale >= self.config.episode_patience
 
     def before_steps(self, examine: Examine) -> None:
-        self.episode += 1
-        self.standing, self.earned = examine(), 0.0
+        self.ledger.begin(examine())
         self.reset()
         super().before_steps(examine)
         self.learner.begin()
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Loss:
-        action, exploration = self.learner.choose(self.seen(student, teacher), f"{self.episode} {progress.step}")
+        action, exploration = self.learner.choose(self.seen(student, teacher), f"{self.ledger.episode} {progress.step}")
         loss = self.weighed(action, student, teacher, batch, progress)
         return Loss(loss.parts, loss.weights, {**loss.diagnostics, "exploration": exploration})
 
@@ -109,31 +96,12 @@ class Episodes(Selection):
         if self.learner.steps and self.learner.reward is None:  # the last step was not taken
             self._reward(examine)
         self.learner.end()
-        score = self.standing.score
-        if self.best_score is None or score > self.best_score:
-            self.best_score, self.stale = score, 0
+        if self.ledger.is_best():
             self.best.load_state_dict(self.learner.selector.state_dict())
-        else:
-            self.stale += 1
-        return {"episode/score": score, "episode/dev_loss": self.standing.loss, "episode/reward": self.earned,
-                **{f"episode/{name}": value for name, value in self.standing.metrics.items()},
-                **super().after_steps(examine)}
-
-    def get_extra_state(self) -> Tensor:
-        return as_bytes({"episode": self.episode, "stale": self.stale, "best_score": self.best_score,
-                         "standing": asdict(self.standing), "earned": self.earned})
-
-    def set_extra_state(self, state: Tensor) -> None:
-        content = from_bytes(state)
-        self.episode, self.stale, self.best_score = (content[key] for key in ("episode", "stale", "best_score"))
-        self.standing, self.earned = Standing(**content["standing"]), content["earned"]
+        return {**self.ledger.told(), **super().after_steps(examine)}
 
     def _reward(self, examine: Examine) -> dict[str, float]:
-        before, now = self.standing, examine()
-        gains = {"loss": before.loss - now.loss, "score": now.score - before.score}
-        gains |= {name: value - before.metrics[name] for name, value in now.metrics.items()}
-        reward = gains[self.config.reward]
-        self.standing, self.earned = now, self.earned + reward
+        reward, gains = self.ledger.gains(examine())
         self.learner.earn(reward)
         return {"reward": reward, **{f"gain/{name}": value for name, value in gains.items()}}
 
