@@ -150,13 +150,16 @@ def test_what_is_masked_depends_on_the_seed_and_the_epoch(corpus: Corpus) -> Non
 def test_a_corpus_selects_nothing(corpus: Corpus, teacher: Path, student: Path, tmp_path: Path) -> None:
     assert OfCorpus(corpus, Masking()).development(Precision("fp32", "cpu"), 8) is None
     assert len(CorpusRows(corpus)) == 40
+    assert len(OfCorpus(corpus, Masking()).held_back(0)) == 0
+    with pytest.raises(ValueError, match="holds 8 labelled rows back, but a corpus has none"):
+        OfCorpus(corpus, Masking()).held_back(8)
 
     class Asks(Watching):
         def before_steps(self, examine: Any) -> None:
             examine()
 
     inner = phases_of("mlm", corpus, teacher, student)[0].objective
-    with pytest.raises(ValueError, match="nothing selects here"):
+    with pytest.raises(ValueError, match="development rows, but there are none"):
         run("mlm", corpus, teacher, student, tmp_path, (Phase("x", Asks(inner)),))
 
 
