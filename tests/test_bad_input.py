@@ -195,7 +195,7 @@ def test_command_line(name, study):
 
 def test_a_method_that_is_declared_but_does_not_exist(study):
     _edit(study, _set("methods.vanilla_k", {}))
-    _refused(kdflow("distill", "movies", "vanilla_k", cwd=study), "'vanilla_k'", "'vanilla_kd'")
+    _refused(kdflow("distill", "movies", "vanilla_k", cwd=study), "methods.vanilla_k:", "'vanilla_kd'")
 
 
 STATES: dict[str, tuple[Edit, tuple[str, ...], tuple[str, ...]]] = {

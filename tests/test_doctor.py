@@ -148,11 +148,17 @@ def lines(made: Layout, store: Store) -> Lines:
     return lambda: list(tell(made.study))
 
 
+def test_status_names_selectors(made: Layout, lines: Lines) -> None:
+    with made.params.open("a") as file:
+        file.write("selectors: {toy: {method: finetune}}\n")
+    assert lines()[1] == "selectors: toy by finetune"
+
+
 def test_status_of_a_new_study(lines: Lines) -> None:
     told = lines()
     assert told[0] == "study own: datasets toy; methods finetune, rail_kd_l; seeds 1, 2"
     assert told[1] == "nothing runs"
-    assert told[2] == "10 stage(s) are not current; `dvc repro` or the flow runs them:"
+    assert told[2] == "12 stage(s) are not current; `dvc repro` or the flow runs them:"
     assert any(line.startswith("  prepare@toy: ") for line in told)
     assert told[-1] == "toy: nothing evaluated yet"
 
