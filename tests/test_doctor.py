@@ -149,8 +149,9 @@ def lines(made: Layout, store: Store) -> Lines:
 
 
 def test_status_names_selectors(made: Layout, lines: Lines) -> None:
-    with made.params.open("a") as file:
-        file.write("selectors: {toy: {method: finetune}}\n")
+    text = made.params.read_text()
+    assert "\nselectors: {}\n" in text
+    made.params.write_text(text.replace("\nselectors: {}\n", "\nselectors: {toy: {method: finetune}}\n"))
     assert lines()[1] == "selectors: toy by finetune"
 
 
