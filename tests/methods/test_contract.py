@@ -17,10 +17,17 @@ from kdcore.objective import Loss, Needs, Objective, Phase, Progress, Setting
 from tests.methods.house_rules import keeps_the_house_rules
 from tests.methods.toys import CLASSIFICATION, REGRESSION, Recording, Toy, batch, examine, progress, toys
 
-pytestmark = pytest.mark.parametrize("name", methods.names())
-settings = pytest.mark.parametrize("setting", [CLASSIFICATION, REGRESSION], ids=["classes", "scores"])
+NO_CANDIDATES = {"finetune", "knowledge_mix", "ksm", "tinybert"}
+"""Methods whose objectives cannot be among those that others choose from."""
+BESIDE = "label and "
+"""Before the name of a method: its objective as a candidate beside the label loss."""
+CASES = {f"{name}-{kind}": (name, setting) for name in methods.names()
+         for kind, setting in (("classes", CLASSIFICATION), ("scores", REGRESSION))}
+CASES |= {f"{BESIDE}{name}": (BESIDE + name, CLASSIFICATION) for name in methods.names() if name not in NO_CANDIDATES}
+settings = pytest.mark.parametrize(("name", "setting"), CASES.values(), ids=CASES)
+every_file = pytest.mark.parametrize("name", methods.names())
 SOME = torch.tensor([3, 0, 9, 14])
-READS_LABELS = {"codir", "tckd", "nckd"}
+READS_LABELS = {"codir", "tckd", "nckd", "dkd"}
 """Parts beside the label loss that labels decide: which examples are negatives, which class is the target."""
 READS_ORDER = {"ksm"}
 """Methods whose state is a batch in its order, as their paper has it."""
@@ -28,8 +35,11 @@ READS_ORDER = {"ksm"}
 
 def phases_of(name: str, setting: Setting) -> tuple[Phase, ...]:
     """The method's phases with its defaults, in float64; of several with the same objective the first."""
+    options = {}
+    if name.startswith(BESIDE):
+        name, options = "knowledge_mix", {"knowledge": {"label": 1, name.removeprefix(BESIDE): {}}}
     found = {id(phase.objective): phase
-             for phase in reversed(methods.load(name).phases(methods.configure(name, {}), setting))}
+             for phase in reversed(methods.load(name).phases(methods.configure(name, options), setting))}
     for phase in found.values():
         phase.objective.double()
     return tuple(reversed(found.values()))
@@ -106,7 +116,7 @@ def test_every_feature_that_is_read_matters(name: str, setting: Setting) -> None
                 values = {k: v + noise if k == changed else v for k, v in features[side].items()}
                 features[side] = Features(values, features[side].mask)
                 after = phase.objective(*features, batch(setting, SOME), progress(0)).total
-                assert not torch.allclose(before, after), f"{changed.name} of {owner}"
+                assert not torch.allclose(before, after, rtol=1e-7, atol=0), f"{changed.name} of {owner}"
 
 
 @settings
@@ -250,6 +260,7 @@ def test_half_precision_features_give_float32_losses(name: str, setting: Setting
         assert all(p.grad is None or p.grad.isfinite().all() for p in phase.objective.parameters())
 
 
+@every_file
 def test_unknown_key_names_the_nearest(name: str) -> None:
     fields = methods.load(name).Config.model_fields
     wrong = next(iter(fields), "some_key") + "x"
@@ -259,10 +270,12 @@ def test_unknown_key_names_the_nearest(name: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@every_file
 def test_file_keeps_the_house_rules(name: str) -> None:
     keeps_the_house_rules(methods.load(name))
 
 
+@every_file
 def test_default_study_configures_it(name: str, repository: Path) -> None:
     study = config.load(repository / "params.yaml")
     assert name in study.methods, f"add `{name}: {{}}` under `methods` in the params.yaml of the root"
