@@ -23,6 +23,8 @@ WIDTH = 6.0
 """Of a figure, in inches."""
 _LETTERS = 70
 """Of a title or legend in a line."""
+_LEAST_LOSS, _LEAST_RISE = 0.005, 0.5
+"""What axes of gains show at least above and below 0, so that rounding errors do not fill them."""
 _MAP = colormaps["cividis"]
 _LOWEST, _HIGHEST = -0.04, 1.24
 """Of the axis of actions, which has room for the names of phases above 1."""
@@ -82,6 +84,9 @@ def draw_rewards(title: str, entries: Sequence[Entry], measures: Sequence[str], 
         row[0].set_ylabel(textwrap.fill(entry.method, 18), fontsize=8)
     for axes, measure in zip(grid[0], measures, strict=True):
         axes.set_title("fall of the loss" if measure == "loss" else f"rise of {measure} x 100", fontsize=9)
+        low, high = axes.get_ylim()
+        least = _LEAST_LOSS if measure == "loss" else _LEAST_RISE
+        axes.set_ylim(min(low, -least), max(high, least))
     for axes in grid[-1]:
         axes.set_xlabel("step of the episode", fontsize=8)
     handles = {label: handle for axes in grid.flat for handle, label in zip(*axes.get_legend_handles_labels(),

@@ -61,6 +61,15 @@ def test_a_line_per_episode_and_a_column_per_measure(learned: Entry, drawn: list
     assert (loss.get_title(), score.get_title()) == ("fall of the loss", "rise of f1 x 100")
 
 
+def test_rounding_errors_do_not_fill_an_axis(drawn: list[Figure]) -> None:
+    content = record(0.5)
+    content["curve"][1]["diagnostics"] |= {"gain/loss": 1e-17, "gain/f1": -1e-17}
+    trace = read(1, content)
+    assert trace is not None
+    selection_plots.draw_rewards("toy", [Entry("ksm", "ksm", [trace])], ["loss", "f1"], Path("unused"))
+    assert [axes.get_ylim() for axes in drawn[0].axes] == [(-0.005, 0.005), (-0.5, 0.5)]
+
+
 def test_the_kept_episode_of_each_seed_has_a_ring(learned: Entry, drawn: list[Figure]) -> None:
     selection_plots.draw_scores("toy", [learned], Path("unused"))
     (axes,) = drawn[0].axes
