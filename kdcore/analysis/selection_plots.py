@@ -56,10 +56,7 @@ def draw_actions(title: str, entries: Sequence[Entry], path: Path) -> None:
         axes.set(ylabel="action", ylim=(_LOWEST, _HIGHEST), yticks=(0, 0.5, 1), xlim=(0, sum(entry.lengths.values())))
         _small(axes)
     axes.set_xlabel("step", fontsize=8)
-    handles = {label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(),
-                                                                           strict=True)}
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8,
-                  handlelength=3)
+    _legend(figure, 4)
     figure.suptitle(title, fontsize=10)
     write(canvas, path)
 
@@ -89,9 +86,7 @@ def draw_rewards(title: str, entries: Sequence[Entry], measures: Sequence[str], 
         axes.set_ylim(min(low, -least), max(high, least))
     for axes in grid[-1]:
         axes.set_xlabel("step of the episode", fontsize=8)
-    handles = {label: handle for axes in grid.flat for handle, label in zip(*axes.get_legend_handles_labels(),
-                                                                           strict=True)}
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
+    _legend(figure, 5)
     figure.suptitle(title, fontsize=10)
     write(canvas, path)
 
@@ -143,6 +138,14 @@ def _phases(axes: Axes, entry: Entry) -> None:
 
 def _wrapped(label: str) -> str:
     return textwrap.fill(textwrap.shorten(label, 2 * _LETTERS, placeholder=" ..."), _LETTERS)
+
+
+def _legend(figure: Figure, columns: int) -> None:
+    """Below all panels, each name once."""
+    handles = {label: handle for axes in figure.axes
+               for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=8,
+                  handlelength=3)
 
 
 def _small(axes: Axes) -> None:
