@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
     ("method", "accumulation", "hyper"),
     [("rail_kd_l", 1, "{}"), ("rail_kd_c", 2, "{}"), ("finetune", 1, "{}"), ("codir", 2, "{}"),
      ("tinybert", 2, '{"intermediate_epochs": 1, "prediction_epochs": 1}'),
-     ("codir", 1, '{"bank": "refresh"}'), ("codir", 2, '{"objective": "nce_two_sided", "gamma": 0.01}')])
+     ("codir", 1, '{"bank": "refresh"}'), ("codir", 2, '{"objective": "nce_two_sided", "gamma": 0.01}'),
+     ("knowledge_mix", 2, '{"selection": "random_hard", "knowledge": {"label": 1, "codir": {}, "rail_kd_l": {}}}')])
 def test_two_ranks_equal_one(method: str, accumulation: int, hyper: str, prepared: Prepared, tmp_path: Path) -> None:
     """Memory banks too, which each rank fills with the examples of both."""
     one, two = tmp_path / "one", tmp_path / "two"
