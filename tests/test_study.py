@@ -139,6 +139,9 @@ def test_shipped_profiles_fit_and_run_the_same_stages(folder, profile, tmp_path)
     small = study.materialise(copy_of(folder, tmp_path / folder.name), profile)
     settings, whole = config.load(small / "params.yaml"), config.load(folder / "params.yaml")
     assert set(settings.study.datasets) <= set(whole.study.datasets)
+    assert set(settings.study.methods) <= set(whole.study.methods)
+    if profile != "smoke":
+        return
     assert settings.study.methods == whole.study.methods
     for name in settings.study.datasets:
         assert settings.datasets[name].data.train_rows <= 256
@@ -235,4 +238,4 @@ def test_the_studies_of_500_labels_differ_in_the_rows_without_labels_alone():
     settings = config.load(ROOT / "studies/sst2-500/params.yaml")
     assert len(settings.study.seeds) == 3
     assert settings.student_training("sst2").keep == "last"
-    assert settings.student_training("sst2").steps == 4 * 172, "four passes over 5,500 rows in batches of 32"
+    assert settings.student_training("sst2").steps == 2 * 172, "two passes over 5,500 rows in batches of 32"
