@@ -114,7 +114,7 @@ def _setting(results: DatasetResults) -> str:
             how = f"{_training(next(iter(system.runs.values()))['training'])}; seeds {seeds}"
             alike.setdefault(how, []).append(name)
     if results.variants:
-        said.append(f"Methods: {'; '.join(results.variants)}.")
+        said.append("Methods by names of their own:\n\n" + _bullets(results.variants).rstrip())
     said += [f"{'Students' if len(alike) == 1 else ', '.join(names)}: {how}." for how, names in alike.items()]
     return "\n\n".join(said) + "\n"
 

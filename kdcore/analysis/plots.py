@@ -41,7 +41,8 @@ class Panel:
 
 def draw(panels: Sequence[Panel], path: Path) -> None:
     """One row per dataset: losses left, scores right. Seeds are thin lines, their mean is thick."""
-    figure = Figure(figsize=(10, 3.4 * len(panels)), layout="constrained", dpi=110)
+    height = max(3.4, *(0.24 * len(panel.curves) for panel in panels))  # of a row, so that its legend has room
+    figure = Figure(figsize=(10, height * len(panels)), layout="constrained", dpi=110)
     canvas = FigureCanvasAgg(figure)
     grid = figure.subplots(len(panels), 2, squeeze=False)
     for (left, right), panel in zip(grid, panels, strict=True):

@@ -52,6 +52,17 @@ def test_axes_are_labelled_and_methods_are_named(tmp_path, monkeypatch):
     assert list(thick["two_phases"].get_xdata()) == [2]
 
 
+def test_the_legend_of_twenty_methods_has_room(tmp_path, monkeypatch):
+    figures = []
+    subplots = Figure.subplots
+    monkeypatch.setattr(Figure, "subplots", lambda self, *a, **k: figures.append(self) or subplots(self, *a, **k))
+    draw([Panel("rte", "validation (acc)", {f"method {n}": PANEL.curves["finetune"] for n in range(20)})],
+         tmp_path / "a.png")
+    legend = figures[0].axes[1].get_legend().get_window_extent()
+    assert legend.y0 >= 0
+    assert legend.y1 <= figures[0].bbox.height
+
+
 def test_seven_methods_are_told_apart_by_more_than_colour():
     looks = {(COLOURS[i], STYLES[i % len(STYLES)], MARKERS[i]) for i in range(7)}
     assert len({(style, marker) for _, style, marker in looks}) == 7

@@ -111,8 +111,7 @@ def test_methods_by_names_of_their_own(layout, capsys):
         path.write_text(json.dumps(content))
         path.parent.rename(layout.evaluation("movies", name))
     text = run(layout, methods=[name for name, _, _ in methods.values()])
-    told = "`alone` is `finetune`; `warm` is `vanilla_kd` with temperature 4."
-    assert f"Methods: {told}\n" in text
+    assert "names of their own:\n\n- `alone` is `finetune`\n- `warm` is `vanilla_kd` with temperature 4\n\n" in text
     assert "alone is finetune." in capsys.readouterr().out
     assert {(found["method"], found["baseline"]) for found in numbers(layout)["datasets"]["movies"]["differences"]} == {
         ("warm", "alone"), ("rail_kd_l", "alone"), ("rail_kd_l", "warm")}
