@@ -51,7 +51,8 @@ class LearningConfig(MethodConfig):
     alpha: float = Field(default=0.1, gt=0)
     """`hard`: the scale of that reward, 0.1 or 0.2."""
     noise: float = Field(default=0.0, ge=0)
-    """Standard deviation of Gaussian noise that is added to actions while the selector learns."""
+    """Standard deviation of Gaussian noise on the actions while the selector learns: the same for all steps of a
+    segment, whose reward is one and which would make it average out."""
     gamma: float = Field(default=0.98, ge=0, le=1)
     """How much what follows counts."""
     gradient: Literal["semi", "full"] = "semi"
@@ -185,6 +186,7 @@ class SelectorLearner(nn.Module):
         self.register_buffer("present", torch.zeros(steps, examples, dtype=torch.bool))
         self.steps = self.earlier_steps = 0
         self.reward: float | None = None
+        self.begun = ""
         self._now: tuple[Seen, Tensor, Tensor] | None = None
 
     def begin(self) -> None:
@@ -195,13 +197,15 @@ class SelectorLearner(nn.Module):
     def choose(self, seen: Seen, moment: str) -> tuple[Float[Tensor, " k"], Float[Tensor, ""]]:
         """The action of this step and what it earns for being new; learns first if a whole segment has waited for it.
 
-        `moment` names the step among all, for the noise.
+        `moment` names the step among all; that of a segment's first decides its noise.
         """
         if self.reward is not None and _finite(seen):
             self._learn(seen)
+        if not self.steps:
+            self.begun = moment
         action = self.selector.choose(seen)[0]
         if self.config.noise:
-            generator = torch.Generator().manual_seed(random.Random(f"{self.seed} {moment}").getrandbits(63))
+            generator = torch.Generator().manual_seed(random.Random(f"{self.seed} {self.begun}").getrandbits(63))
             drawn = torch.randn(action.shape, generator=generator).to(action)
             action = (action + self.config.noise * drawn).clamp(0, 1)
         exploration = self._exploration(action)
@@ -228,11 +232,13 @@ class SelectorLearner(nn.Module):
             self._learn(None)
 
     def get_extra_state(self) -> Tensor:
-        return as_bytes({"steps": self.steps, "earlier_steps": self.earlier_steps, "reward": self.reward})
+        return as_bytes({"steps": self.steps, "earlier_steps": self.earlier_steps, "reward": self.reward,
+                         "begun": self.begun})
 
     def set_extra_state(self, state: Tensor) -> None:
         content = from_bytes(state)
-        self.steps, self.earlier_steps, self.reward = (content[key] for key in ("steps", "earlier_steps", "reward"))
+        self.steps, self.earlier_steps, self.reward, self.begun = (
+            content[key] for key in ("steps", "earlier_steps", "reward", "begun"))
 
     def _exploration(self, action: Float[Tensor, " k"]) -> Float[Tensor, ""]:
         if not self.earlier_steps:

@@ -153,6 +153,20 @@ def test_noise_follows_from_seed_and_moment() -> None:
     torch.testing.assert_close(drawn.mean(dim=0), one.selector.choose(seen_at(0))[0], rtol=0, atol=0.06)
 
 
+def test_a_segment_has_one_noise() -> None:
+    """Its steps share one reward: of noise in each, little would be left in their sum."""
+    learner = learner_of(reward_steps=3, noise=0.01)
+    noise = []
+    for step in range(6):
+        action = learner.choose(seen_at(step), str(step))[0]
+        noise.append(action - learner.selector.choose(seen_at(step))[0])
+        if learner.keep():
+            learner.earn(0.1)
+    for first in (0, 3):
+        torch.testing.assert_close(noise[first + 1:first + 3], [noise[first]] * 2)
+    assert (noise[0] - noise[3]).abs().min() > 1e-4
+
+
 # Restarts
 
 
@@ -188,10 +202,10 @@ def test_plain_values_survive_exactly() -> None:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_it_learns_to_prefer_the_type_that_helps(seed: int) -> None:
     """The first type helps, the others harm, and nothing lasts; the reward is of two steps together."""
-    learner = learner_of(seed, hidden=64, critic_learning_rate=5e-3, actor_learning_rate=1e-3, noise=0.3, gamma=0.0,
+    learner = learner_of(seed, hidden=64, critic_learning_rate=2e-3, actor_learning_rate=5e-4, noise=0.3, gamma=0.0,
                          exploration=False)
     actions = []
-    for segment in range(100):
+    for segment in range(150):
         for step in (0, 1):
             seen = seen_at(1000 * seed + 2 * segment + step)
             actions.append(learner.choose(seen, f"{segment} {step}")[0])
