@@ -38,6 +38,17 @@ def summarise(values: Sequence[float]) -> Summary:
     return Summary(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None, len(values))
 
 
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The Student-t interval of the mean of independent values; raises ValueError for fewer than two."""
+    from scipy.stats import t
+
+    found = summarise(values)
+    if found.sd is None:
+        raise ValueError("one value has no interval")
+    reach = float(t.ppf((1 + LEVEL) / 2, found.n - 1)) * found.sd / found.n**0.5
+    return found.mean - reach, found.mean + reach
+
+
 @dataclass(frozen=True)
 class Difference:
     """A method minus a baseline, on one split.

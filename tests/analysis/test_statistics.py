@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kdcore.analysis.resampling import resampled
-from kdcore.analysis.statistics import difference, summarise
+from kdcore.analysis.statistics import difference, interval, summarise
 
 
 def test_mean_and_sample_deviation():
@@ -21,6 +21,16 @@ def test_one_value_has_no_deviation():
 def test_no_values_are_refused():
     with pytest.raises(ValueError, match="nothing to summarise"):
         summarise([])
+
+
+def test_the_interval_of_a_mean():
+    """By the table of Student's t: 2.776 at four degrees of freedom."""
+    low, high = interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert (low + high) / 2 == pytest.approx(3)
+    assert (high - low) / 2 == pytest.approx(2.776 * 1.5811 / 5**0.5, rel=1e-3)
+    assert interval([2.0, 2.0]) == (2, 2)
+    with pytest.raises(ValueError, match="one value has no interval"):
+        interval([1.0])
 
 
 def compare(ours, baseline, labels, seed=0, resamples=600):
