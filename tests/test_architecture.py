@@ -43,8 +43,8 @@ MAY_IMPORT = {
 """Parts of kdcore that are pure computation, and all that they may know of kdcore."""
 
 NEUTRAL = {
-    "AutoModel", "AutoModelForMaskedLM", "AutoModelForSequenceClassification", "AutoTokenizer", "PreTrainedModel",
-    "PreTrainedTokenizerBase", "PretrainedConfig", "Trainer", "PrinterCallback", "TrainerCallback", "TrainerControl",
+    "AutoConfig", "AutoModel", "AutoModelForMaskedLM", "AutoModelForSequenceClassification", "AutoTokenizer",
+    "PreTrainedModel", "PreTrainedTokenizerBase", "PretrainedConfig", "Trainer", "PrinterCallback", "TrainerCallback", "TrainerControl",
     "TrainerState", "TrainingArguments", "get_scheduler", "trainer_callback",
 }
 """Names of transformers that say nothing of an architecture; all others stay inside kdcore/models."""

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from transformers import AutoModelForSequenceClassification, BertConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
 from kdcore.data.prepared import INFO_FILE, Prepared, PreparedInfo, SplitInfo, split_file, token_file
 from kdcore.data.tokens import TokenTable
@@ -49,8 +49,8 @@ def write(folder: Path, train_rows: int, dev_rows: int) -> Prepared:
 def model(layers: int, width: int, seed: int) -> PreTrainedModel:
     """A random BERT with two heads and no dropout, in eval mode. Its weights are larger than BERT's usual ones, with
     which a model this small stands still for its first hundred steps."""
-    config = BertConfig(
-        vocab_size=FIRST_WORD + 3 * CUES, hidden_size=width, num_hidden_layers=layers, num_attention_heads=2,
+    config = AutoConfig.for_model(
+        "bert", vocab_size=FIRST_WORD + 3 * CUES, hidden_size=width, num_hidden_layers=layers, num_attention_heads=2,
         intermediate_size=2 * width, max_position_embeddings=WORDS + 2, hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0, initializer_range=0.15, id2label=dict(enumerate(LABELS)),
         label2id={name: number for number, name in enumerate(LABELS)})
