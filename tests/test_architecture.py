@@ -44,8 +44,8 @@ MAY_IMPORT = {
 
 NEUTRAL = {
     "AutoConfig", "AutoModel", "AutoModelForMaskedLM", "AutoModelForSequenceClassification", "AutoTokenizer",
-    "PreTrainedModel", "PreTrainedTokenizerBase", "PretrainedConfig", "Trainer", "PrinterCallback", "TrainerCallback", "TrainerControl",
-    "TrainerState", "TrainingArguments", "get_scheduler", "trainer_callback",
+    "PreTrainedModel", "PreTrainedTokenizerBase", "PretrainedConfig", "Trainer", "PrinterCallback", "TrainerCallback",
+    "TrainerControl", "TrainerState", "TrainingArguments", "get_scheduler", "trainer_callback",
 }
 """Names of transformers that say nothing of an architecture; all others stay inside kdcore/models."""
 
