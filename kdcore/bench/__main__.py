@@ -132,7 +132,7 @@ def _live_step(quick: bool, size: str) -> dict[str, Any]:
 def _selector(quick: bool, size: str) -> dict[str, Any]:
     from kdcore.bench.selector import Work
 
-    rows, steps, rounds = (64, 2, 1) if quick else (1_024, 20, 3)
+    rows, steps, rounds = (128, 2, 1) if quick else (1_024, 20, 3)
     return _measure("selector", Work(size, rows, steps, rounds), f"training a selector, {size} models", {})
 
 

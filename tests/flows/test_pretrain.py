@@ -122,6 +122,7 @@ class TestARealRun:
         assert last.startswith("pretrain: teacher failed: students.assistant.model: a width of 30 cannot be cut into 4")
         layout.params.write_text(good, encoding="utf-8")
 
+    @pytest.mark.timeout(600)
     def test_it_does_all_and_then_nothing(self, checkout: Checkout, layout: Layout) -> None:
         code, said = checkout.run("flows.pretrain", "--study", str(layout.study), "--parallel", "1", seconds=600)
         assert code == 0, said
