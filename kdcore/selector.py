@@ -20,6 +20,10 @@ from torch.nn import functional as F
 
 FEATURES = 8
 """Numbers that stand for an example, of each model (section 5.3)."""
+NEAR_ZERO = 3e-3
+"""Bound of the first weights of the last layers of actor and critic; the paper is silent, and this is from Lillicrap et
+al., ICLR 2016, "Continuous control with deep reinforcement learning", section 7. Actions begin at 1/2, and no type of
+knowledge has a merit before there was a reward: with usual weights it would outweigh rewards of hundredths for long."""
 
 
 class Seen(NamedTuple):
@@ -75,6 +79,9 @@ class Selector(nn.Module):
         self.teacher_features = Network(teacher, feature_hidden, FEATURES)
         self.actor = Network(state, hidden, hidden, types)
         self.critic = Network(state + types, hidden, hidden, 1)
+        for network in (self.actor, self.critic):
+            for parameter in network.layers[-1].parameters():
+                nn.init.uniform_(parameter, -NEAR_ZERO, NEAR_ZERO)
 
     def features(self, seen: Seen) -> tuple[Float[Tensor, "n b f"], Float[Tensor, "n b f"]]:
         """N_S and N_T of each example, zero where there is none."""

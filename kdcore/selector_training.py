@@ -60,9 +60,12 @@ class LearningConfig(MethodConfig):
     critic_learning_rate: float = Field(default=2e-4, gt=0)
     """Of its Adam optimiser, as below."""
     actor_learning_rate: float = Field(default=2e-4, gt=0)
-    """Lower than the critic's keeps the actor from following a critic that knows nothing yet to an end of 0..1."""
+    """Of its Adam optimiser. Lower gives the critic longer to learn before an action has come to an end of 0..1."""
     reward: Literal["loss", "score"] = "loss"
     """What gets better between two examinations of the student: the label loss, or the dataset's metrics."""
+    relative_rewards: bool = False
+    """Whether a reward counts by how much it exceeds that of the segment before. As they are, rewards are above zero
+    while a student learns at all, for which the critic thanks whatever was done."""
     dev_rows: Annotated[int, Field(ge=1)] | Literal["paper"] = 256
     """So many training rows, a quarter at most, give rewards and judge episodes, whose students do not learn from them;
     `paper` takes the selection split."""
@@ -186,13 +189,14 @@ class SelectorLearner(nn.Module):
         self.register_buffer("present", torch.zeros(steps, examples, dtype=torch.bool))
         self.steps = self.earlier_steps = 0
         self.reward: float | None = None
+        self.last_reward: float | None = None
         self.begun = ""
         self._now: tuple[Seen, Tensor, Tensor] | None = None
 
     def begin(self) -> None:
         """Forget the steps of another student; what was learned stays."""
         self.steps = self.earlier_steps = 0
-        self.reward = None
+        self.reward = self.last_reward = None
 
     def choose(self, seen: Seen, moment: str) -> tuple[Float[Tensor, " k"], Float[Tensor, ""]]:
         """The action of this step and what it earns for being new; learns first if a whole segment has waited for it.
@@ -224,7 +228,9 @@ class SelectorLearner(nn.Module):
 
     def earn(self, reward: float) -> None:
         """The reward of all steps since the last one; learned from when the next step is seen, or at the `end`."""
-        self.reward = reward
+        expected = reward if self.last_reward is None else self.last_reward
+        self.reward = reward - expected if self.config.relative_rewards else reward
+        self.last_reward = reward
 
     def end(self) -> None:
         """Nothing follows: learn from what has waited."""
@@ -233,12 +239,12 @@ class SelectorLearner(nn.Module):
 
     def get_extra_state(self) -> Tensor:
         return as_bytes({"steps": self.steps, "earlier_steps": self.earlier_steps, "reward": self.reward,
-                         "begun": self.begun})
+                         "last_reward": self.last_reward, "begun": self.begun})
 
     def set_extra_state(self, state: Tensor) -> None:
         content = from_bytes(state)
-        self.steps, self.earlier_steps, self.reward, self.begun = (
-            content[key] for key in ("steps", "earlier_steps", "reward", "begun"))
+        self.steps, self.earlier_steps, self.reward, self.last_reward, self.begun = (
+            content[key] for key in ("steps", "earlier_steps", "reward", "last_reward", "begun"))
 
     def _exploration(self, action: Float[Tensor, " k"]) -> Float[Tensor, ""]:
         if not self.earlier_steps:

@@ -232,3 +232,12 @@ def test_sizes_are_the_papers() -> None:
     assert [tuple(layer.weight.shape) for layer in made.critic.layers] == [(256, 516), (256, 256), (1, 256)]
     assert [tuple(layer.weight.shape) for layer in made.student_features.layers] == [(256, 768), (8, 256)]
     assert module.FEATURES == 8
+
+
+def test_nothing_is_preferred_before_there_was_a_reward() -> None:
+    torch.manual_seed(0)
+    selector = Selector(6, 5, 3, 4)
+    seen = padded(torch.randn(3, 6), torch.randn(3, 5), 3)
+    torch.testing.assert_close(selector.choose(seen), torch.full((1, 4), 0.5), rtol=0, atol=0.02)
+    values = selector.judge(joined(*selector.features(seen)).expand(2, -1), torch.tensor([[0.0] * 4, [1.0] * 4]))
+    assert values.abs().max() < 0.02

@@ -167,19 +167,34 @@ def test_a_segment_has_one_noise() -> None:
     assert (noise[0] - noise[3]).abs().min() > 1e-4
 
 
+# Rewards
+
+
+def test_relative_rewards_are_what_exceeds_the_reward_before() -> None:
+    learner = learner_of(relative_rewards=True)
+    earned = []
+    for reward in (0.5, 0.75, 0.25):
+        learner.earn(reward)
+        earned.append(learner.reward)
+    assert earned == [0.0, 0.25, -0.5]
+    learner.begin()
+    learner.earn(0.125)
+    assert learner.reward == 0.0
+
+
 # Restarts
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3, 4, 7])
 def test_saved_and_loaded_goes_on_the_same(stop: int) -> None:
-    straight = learner_of(noise=0.1)
+    straight = learner_of(noise=0.1, relative_rewards=True)
     expected = steps(straight, 9)
-    first = learner_of(noise=0.1)
+    first = learner_of(noise=0.1, relative_rewards=True)
     steps(first, stop)
     saved = io.BytesIO()
     torch.save(first.state_dict(), saved)
     saved.seek(0)
-    second = learner_of(seed=5, noise=0.1)
+    second = learner_of(seed=5, noise=0.1, relative_rewards=True)
     second.seed = 0
     second.load_state_dict(torch.load(saved, weights_only=True))
     twice = io.BytesIO()  # what was loaded can be saved again before anything was learned

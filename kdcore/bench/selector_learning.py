@@ -48,17 +48,19 @@ the gradient."""
 ROWS, DEV_ROWS = 640, 256
 EPISODES: dict[str, Any] = {"episodes": 5, "episode_patience": 5, "dev_rows": 128, "reward_steps": 8}
 """All of them are played; 512 rows are left to learn from, which are 32 steps an epoch."""
+LEARNING = EPISODES | {"noise": 0.5, "exploration": False, "relative_rewards": True}
 TRAINING = Training(epochs=8, batch_size=16, learning_rate=5e-4, schedule="constant", precision="fp32", keep="last")
 
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
-    "learning": ("ksm", EPISODES | {"noise": 0.3, "exploration": False}),
+    "learning": ("ksm", LEARNING),
     "random": ("knowledge_mix", {"selection": "random_soft"}),
     "paper": ("ksm", EPISODES),
-    "without-noise": ("ksm", EPISODES | {"exploration": False}),
-    "with-exploration": ("ksm", EPISODES | {"noise": 0.3}),
+    "without-noise": ("ksm", LEARNING | {"noise": 0.0}),
+    "with-exploration": ("ksm", LEARNING | {"exploration": True}),
+    "plain-rewards": ("ksm", LEARNING | {"relative_rewards": False}),
 }
 """Methods and their hyper-parameters. The first two are compared; `paper` has the defaults of `ksm` and differs from
-the first in two settings, the others in one each."""
+the first in three settings, the others in one each."""
 
 
 @dataclass(frozen=True)

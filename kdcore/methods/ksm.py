@@ -12,9 +12,9 @@ With `selector` that phase is all, by a selector that has learned before (`learn
 Deviations from the paper: `dev_rows` training rows, which the episodes' students do not learn from, give rewards and
 judge episodes, so that rows that select checkpoints or report had no part in the selector; `paper` takes the selection
 split for all of it. Our choice where the text is silent: T^2 in response; features of a batch are joined, with zeros
-where it is short; a reward is the loss before minus that after; the value of what follows is a constant; a hard action
-without any type takes no step; `noise` and two learning rates are options. Where widths differ, feature and relation
-compare after a linear map each.
+where it is short; actor and critic start near zero; a reward is the loss before minus that after; the value of what
+follows is a constant; a hard action without any type takes no step; `noise`, `relative_rewards` and two learning rates
+are options. Where widths differ, feature and relation compare after a linear map each.
 Released code: none.
 """
 
