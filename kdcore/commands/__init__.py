@@ -1,0 +1,1 @@
+"""What `kdflow ...` can do, one file per kind of work; `kdcore.cli` lists the commands."""
