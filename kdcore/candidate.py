@@ -89,8 +89,8 @@ def gather(study: config.Study, layout: Layout, dataset: str, method: str, seed:
     if f"seed-{seed}" not in scores:
         raise UserError(f"{layout.evaluation(dataset, method)} has no scores of seed {seed} (it has "
                         f"{', '.join(scores) or 'none'}); run `dvc repro evaluate@{dataset}-{method}`")
-    training, record = study.student_training(dataset).model_dump(), _record(folder)
-    entry = study.method(method)
+    training, record = study.student_training(dataset, method).model_dump(), _record(folder)
+    entry = study.method(method, dataset)
     return Candidate(
         study=study_name(layout.study), dataset=dataset, method=method, seed=seed, folder=folder,
         evaluation=layout.evaluation(dataset, method), info=info, checkpoint=hash_folder(folder), hashes=hashes,

@@ -15,12 +15,16 @@ from pydantic import Field, model_validator
 from kdcore import grid
 from kdcore.data_config import Data
 from kdcore.errors import UserError, did_you_mean
-from kdcore.strict import Strict, parse, read_yaml
+from kdcore.strict import Strict, merge, parse, read_yaml
 
 FILES = "files"
 """`pair.teacher.source` where the teacher is files of answers."""
 METHOD = "method"
 """The key of an entry of `methods` that says which method file it is; without it the entry's name does."""
+
+DATASETS, STUDENT = "datasets", "student"
+"""The key of an entry of `methods` for what differs on single datasets: hyper-parameters, and under `student` settings
+of the training."""
 
 _METHOD_NAME = re.compile(r"(?!teacher$)[A-Za-z0-9_]+")
 
@@ -293,7 +297,8 @@ class Study(Strict):
     """The whole of `params.yaml`.
 
     `code` is the folder of the kdflow checkout, seen from the study folder.
-    An entry of `methods` holds hyper-parameters, and under `method` the method file where its name is not that.
+    An entry of `methods` holds hyper-parameters, under `method` the method file where its name is not that, and under
+    `datasets` what differs on single datasets: hyper-parameters, and `student` for `training.student`.
     `selectors` are trained each on the dataset of its name, for methods with `selector: study`.
     `grid` lists values to try, by dotted setting: `training.student.learning_rate: [1e-5, 2e-5]`. No stage reads it:
     the study runs what the other sections say, and a search runs it with the points of the grid in their place.
@@ -328,7 +333,22 @@ class Study(Strict):
                 raise ValueError(f"methods names {name!r}; a name there is letters, digits and _, and not `teacher`")
             if not isinstance(file := written.get(METHOD, name), str):
                 raise ValueError(f"methods.{name}.{METHOD} = {file!r}, expected the name of a method file")
+            self._check_own(name, written.get(DATASETS, {}))
         return self
+
+    def _check_own(self, method: str, own: Any) -> None:
+        """Refuse what an entry of `methods` says of single datasets, but for its hyper-parameters."""
+        place = f"methods.{method}.{DATASETS}"
+        if not isinstance(own, dict) or not all(isinstance(written, dict) for written in own.values()):
+            raise ValueError(f"{place} = {own!r}, expected hyper-parameters by dataset, and `{STUDENT}` for settings "
+                             "of its training")
+        for dataset, written in own.items():
+            if dataset not in self.datasets:
+                raise ValueError(f"{place} names {dataset!r}, which has no entry under `datasets`; "
+                                 f"{did_you_mean(str(dataset), self.datasets)}")
+            if not isinstance(written.get(STUDENT, {}), dict):
+                raise ValueError(f"{place}.{dataset}.{STUDENT} = {written[STUDENT]!r}, expected settings of a training")
+            self.student_training(dataset, method)
 
     @model_validator(mode="after")
     def _selectors_are_of_the_study(self) -> Self:
@@ -405,9 +425,18 @@ class Study(Strict):
         """Training of the teacher on a dataset: the study's defaults under the dataset's overrides."""
         return _override(self.training.teacher, self.datasets[dataset].teacher, f"datasets.{dataset}.teacher")
 
-    def student_training(self, dataset: str) -> Training:
-        """Training of students on a dataset: the study's defaults under the dataset's overrides."""
-        return _override(self.training.student, self.datasets[dataset].student, f"datasets.{dataset}.student")
+    def student_training(self, dataset: str, method: str | None = None) -> Training:
+        """Training of students on a dataset: the study's defaults under the dataset's overrides, and under those of a
+        method on this dataset."""
+        settings = _override(self.training.student, self.datasets[dataset].student, f"datasets.{dataset}.student")
+        if method is None:
+            return settings
+        return _override(settings, self._own(method, dataset).get(STUDENT, {}),
+                         f"methods.{method}.{DATASETS}.{dataset}.{STUDENT}")
+
+    def _own(self, method: str, dataset: str | None) -> dict[str, Any]:
+        """What the entry of a method says of a dataset."""
+        return self.methods[method].get(DATASETS, {}).get(dataset, {})
 
     def dataset(self, name: str) -> Dataset:
         """The declaration of a dataset; raises UserError with near names, or where it has no teacher."""
@@ -426,12 +455,19 @@ class Study(Strict):
                             "NAME}}`, where methods.NAME trains one, as ksm does")
         return self.selectors[dataset]
 
-    def method(self, name: str) -> MethodEntry:
-        """An entry of `methods`; raises UserError with near names."""
+    def method(self, name: str, dataset: str | None = None) -> MethodEntry:
+        """An entry of `methods`, as it is on a dataset if one is named; raises UserError with near names."""
         if name not in self.methods:
             raise UserError(f"method {name!r} is not declared in params.yaml; {did_you_mean(name, self.methods)}")
         written = self.methods[name]
-        return MethodEntry(name, written.get(METHOD, name), {key: written[key] for key in written if key != METHOD})
+        options = {key: value for key, value in written.items() if key not in (METHOD, DATASETS)}
+        own = {key: value for key, value in self._own(name, dataset).items() if key != STUDENT}
+        return MethodEntry(name, written.get(METHOD, name), merge(options, own))
+
+    def entries(self, name: str) -> tuple[MethodEntry, ...]:
+        """All that an entry of `methods` is: by itself, and on each dataset of which it says something."""
+        entry = self.method(name)
+        return entry, *(self.method(name, dataset) for dataset in self.methods[name].get(DATASETS, {}))
 
 
 def load(path: Path) -> Study:

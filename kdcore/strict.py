@@ -1,6 +1,7 @@
 """Plain values to frozen, strict settings; the first one that does not fit becomes an error of one line."""
 
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -39,6 +40,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{path} holds {type(content).__name__}, expected sections such as `study:` and `pair:`")
     return content
+
+
+def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `changes`: mappings are merged, lists and values replaced."""
+    merged = dict(base)
+    for key, value in changes.items():
+        old = merged.get(key)
+        merged[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
 
 
 def parse(model: type[T], content: dict[str, Any], where: str) -> T:

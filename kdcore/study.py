@@ -86,22 +86,13 @@ def materialise(study: Path, profile: str | None) -> Path:
         raise UserError(f"{study.name} has no profile {profile!r}; {hint}")
     root = ROOT.resolve()
     folder = root / "studies" / f"demo.{profile}" if study == root else study.parent / f"{study.name}.{profile}"
-    content = merge(strict.read_yaml(study / "params.yaml"), strict.read_yaml(known[profile]))
+    content = strict.merge(strict.read_yaml(study / "params.yaml"), strict.read_yaml(known[profile]))
     code = (study / content.get("code", ".")).resolve()
     header = MADE.format(sources=f"{study.name}/params.yaml and {study.name}/profiles/{profile}.yaml")
     folder.mkdir(exist_ok=True)
     _link(folder / "data", study / "data")
     _write(folder, content, code, cache=_cache(study), git=False, header=header)
     return folder
-
-
-def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `changes`: mappings are merged, lists and values replaced."""
-    merged = dict(base)
-    for key, value in changes.items():
-        old = merged.get(key)
-        merged[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-    return merged
 
 
 def _write(folder: Path, content: Mapping[str, Any], code: Path, cache: Path | None, git: bool, header: str) -> Layout:

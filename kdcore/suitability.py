@@ -34,11 +34,11 @@ def check(study: config.Study, prepared: Prepared, *names: str) -> None:
     trained = (study.selectors[info.name].method,) if info.name in study.selectors else ()
     for name in dict.fromkeys((*trained, *names)):
         sizes = dims(teacher) if teacher else WithoutLayers(dims(student), name, info.name, len(members))
-        entry = study.method(name)
+        entry = study.method(name, info.name)
         wanted = methods.of_entry(entry)
         with methods.naming(name, entry.file):
             setting = Setting(sizes, dims(student), info.classes, info.regression, labels,
-                              study.student_training(info.name).batch_size, study.study.seeds[0])
+                              study.student_training(info.name, name).batch_size, study.study.seeds[0])
             if name in trained:
                 methods.trains_selectors(entry, f"selectors.{info.name}.method")
             if wanted.ready_selector is not None:
@@ -58,7 +58,7 @@ def _promised(source: config.SelectorSource, study: config.Study, dataset: str, 
     """The selector that a method wants; in place of the study's own, which is trained later, what it begins as."""
     if source.source != OF_THIS_STUDY:
         return find(source, Path(), dataset).selector
-    entry = study.method(study.selector(dataset).method)
+    entry = study.method(study.selector(dataset).method, dataset)
     learning = methods.trains_selectors(entry, f"selectors.{dataset}.method").learning(methods.of_entry(entry), setting)
     return ReadySelector(f"the selector of {dataset}, by methods.{entry.name},", learning.made_for,
                          learning.best.state_dict())

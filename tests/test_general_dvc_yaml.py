@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kdcore import config, general, general_config, study
+from kdcore import config, general, general_config, strict, study
 from kdcore.general_config import GeneralStudy
 from tests.import_graph import ROOT, closure
 from tests.pipelines import listed_code, method_files, needed_code, read_yaml, settings_read
@@ -96,7 +96,7 @@ def test_settings_of_methods_fit_also_in_every_profile(folder: Path) -> None:
     settings = general_config.load(folder / "params.yaml")
     _methods_fit(settings)
     for path in study.profiles(folder).values():
-        merged = study.merge(read_yaml(folder / "params.yaml"), read_yaml(path))
+        merged = strict.merge(read_yaml(folder / "params.yaml"), read_yaml(path))
         _methods_fit(GeneralStudy.model_validate(merged))
 
 

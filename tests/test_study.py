@@ -110,7 +110,7 @@ def test_a_profile_with_an_unknown_key_is_refused(mine):
 
 
 def test_merging_replaces_lists_and_values():
-    assert study.merge({"a": {"b": [1, 2], "c": 1}, "d": 1}, {"a": {"b": [3]}, "d": {"e": 2}}) == {
+    assert strict.merge({"a": {"b": [1, 2], "c": 1}, "d": 1}, {"a": {"b": [3]}, "d": {"e": 2}}) == {
         "a": {"b": [3], "c": 1}, "d": {"e": 2}}
 
 

@@ -71,8 +71,8 @@ class Work:
 
     @cached_property
     def entry(self) -> config.MethodEntry:
-        """The method as the study declares it."""
-        return self.study.method(self.method)
+        """The method as the study declares it for this dataset."""
+        return self.study.method(self.method, self.dataset)
 
     @cached_property
     def prepared(self) -> Prepared:
@@ -138,7 +138,7 @@ class Work:
     @cached_property
     def settings(self) -> config.Training:
         """The students' training settings."""
-        return self.study.student_training(self.dataset)
+        return self.study.student_training(self.dataset, self.method)
 
     def train_once(self, seed: int, folder: Path) -> Path:
         """Train a seed unless it is finished; returns its place below `folder`."""

@@ -19,14 +19,15 @@ def run(study: config.Study, layout: Layout, name: str) -> None:
     Raises:
         UserError: there is no such entry, or it names no method.
     """
-    entry = study.method(name)
-    for named in (entry, *entry.borrowed):
-        methods.check_name(named)
+    entries = study.entries(name)
+    for entry in entries:
+        for named in (entry, *entry.borrowed):
+            methods.check_name(named)
     folder, files = layout.method(name), layout.study / study.code / "kdcore" / "methods"
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():
         old.unlink()
-    for file in entry.files:
+    for file in sorted({file for entry in entries for file in entry.files}):
         target = (files / f"{file}.py").resolve()
         (folder / f"{file}.py").symlink_to(Path(os.path.relpath(target, folder.resolve())))
-    print(f"{name} is {entry.file}" if entry.is_variant else f"{name} is a method of this name")
+    print(f"{name} is {entries[0].file}" if entries[0].is_variant else f"{name} is a method of this name")
