@@ -1,22 +1,27 @@
-"""The tables of a report: quality, differences with intervals, sizes, and what was measured on this machine."""
+"""The tables of one dataset: quality, differences with intervals, sizes, and what was measured on this machine."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from kdcore.analysis.results import OOD_MEAN, TEACHER, Column, DatasetResults
-from kdcore.analysis.statistics import FEWEST_SEEDS, summarise
-from kdcore.analysis.tables import NAMES, Table, interval, percent
+from kdcore.analysis.statistics import FEWEST_SEEDS, Difference
+from kdcore.analysis.tables import NAMES, Table, interval, percent, probability
 
 NOT_MEASURED = "not measured"
 NO_NUMBER = "-"
+MARKS = {"finetune": "†", "vanilla_kd": "‡"}
+"""What marks a number that differs from that of a baseline."""
+
+Differences = Mapping[tuple[str, str, Column], Difference]
+"""By method, baseline and column."""
 FEW_ROWS = 300
 """A split with fewer rows is pointed out with the standard error that it entails."""
 
 _CUT = re.compile(r"rows, drawn with seed \d+$")
 _ABSENT = "Not measured: not on this machine; what is evaluated or trained here fills in."
+_MORE = ("`in sd`: in units of the pooled deviation over seeds. `p` belongs to the interval: below 0.05 where that "
+         "leaves 0 out. ")
 _EPOCHS = ("s/epoch: training alone, without each run's first epoch, which warms up; the teacher's stored features "
            "are computed once beforehand and not counted.")
 
@@ -24,67 +29,65 @@ _EPOCHS = ("s/epoch: training alone, without each run's first epoch, which warms
 def quality(results: DatasetResults, columns: Sequence[Column], title: str) -> Table:
     """Teacher and methods by the columns given: mean and deviation over seeds, times 100."""
     rows = [(name + (" (!)" if system.degenerate_splits else ""),
-             *(_cell(results, name, column) for column in columns))
+             *(cell(results, name, column, results.differences) for column in columns))
             for name, system in results.systems.items()]
-    return Table(title, ("", *(_heading(column) for column in columns)), tuple(rows),
-                 _how_to_read(results, OOD_MEAN in columns))
+    return Table(title, ("", *(heading(column) for column in columns)), tuple(rows),
+                 f"{_how_to_read(results, OOD_MEAN in columns)} {marks_told(results.differences.values())}",
+                 best(list(results.systems), [(results, column) for column in columns]))
 
 
-def differences(results: DatasetResults, columns: Sequence[Column], title: str) -> Table:
-    """Every method minus every baseline, one row per number."""
+def differences(results: DatasetResults, columns: Sequence[Column], title: str, brief: bool = False) -> Table:
+    """Every method minus every baseline, one row per number; brief without what the verdict does not go by."""
     rows = []
     for method, baseline in results.comparisons():
         for column in columns:
-            found = results.difference(method, baseline, column)
+            found = results.differences[method, baseline, column]
             in_sd = "" if found.in_sd is None else f"{found.in_sd:+.1f}"
-            rows.append((f"{method} - {baseline}", _heading(column).replace("\n", " "), interval(found), in_sd,
+            rows.append((f"{method} - {baseline}", heading(column).replace("\n", " "), interval(found),
+                         *([] if brief else [in_sd, probability(found.p)]), probability(found.p_corrected),
                          found.verdict))
-    return Table(title, ("", "on", "difference", "in sd", "verdict"), tuple(rows),
-                 "Difference of means x 100 over the seeds that both have, with its 95 % interval over examples "
-                 "(bootstrap) and seeds (Student's t). `in sd`: in units of the pooled deviation over seeds. An "
-                 "interval that holds 0 is not distinguishable from noise; with fewer than "
-                 f"{FEWEST_SEEDS} seeds nothing is tested.")
+    more = "" if brief else _MORE
+    return Table(title, ("", "on", "difference", *([] if brief else ["in sd", "p"]), "p (Holm)", "verdict"),
+                 tuple(rows), "Difference of means x 100 over the seeds that both have, with its 95 % interval over "
+                 f"examples (bootstrap) and seeds (Student's t). {more}The verdict goes by p after Holm's correction "
+                 f"for {family(results.differences.values())}; with fewer than {FEWEST_SEEDS} seeds nothing is tested.")
 
 
-def overview(everything: Sequence[DatasetResults]) -> Table:
-    """All datasets side by side: the mean of each dataset's metrics on its own labelled splits."""
-    names = list(dict.fromkeys(name for results in everything for name in results.systems))
-    shown = [(results, split) for results in everything for split in results.in_domain if split != "held_out"]
-    headings, rows = [], []
-    for results, split in shown:
-        metrics = "+".join(NAMES.get(name, name) for name in results.info.metrics)
-        headings.append(f"{results.info.name}\n{split}\n{metrics}")
-    for name in names:
-        scored = [results.has(name, Column(split, "")) for results, split in shown]
-        cells = [percent(results.mean_of_metrics(name, split)) if there else NO_NUMBER
-                 for (results, split), there in zip(shown, scored, strict=True)]
-        whole = all(scored)
-        means = [np.mean([results.mean_of_metrics(name, split).mean for owner, split in shown if owner is results])
-                 for results in everything] if whole else []
-        rows.append((name, *cells, f"{100 * np.mean(means):.1f}" if whole else NO_NUMBER))
-    return Table("All datasets", ("", *headings, "mean of\ndatasets"), tuple(rows),
-                 "Mean ± sd over seeds, x 100; where a dataset has two metrics, of their mean.")
+def cell(results: DatasetResults, method: str, column: Column, differences: Differences) -> str:
+    """Mean and deviation, and a mark for each baseline from which the method differs."""
+    if not results.has(method, column):
+        return NO_NUMBER
+    differs = {file: any(found.verdict in ("better", "worse") for (name, baseline, on), found in differences.items()
+                         if (name, on) == (method, column) and results.is_baseline(baseline, file)) for file in MARKS}
+    marks = "".join(mark for file, mark in MARKS.items() if differs[file])
+    return percent(results.summary(method, column)) + (f" {marks}" if marks else "")
 
 
-def overview_out_of_domain(everything: Sequence[DatasetResults]) -> Table | None:
-    """The sets of another domain of all datasets, with their unweighted mean per seed; None for fewer than two.
+def best(methods: Sequence[str], shown: Sequence[tuple[DatasetResults, Column]]) -> frozenset[tuple[int, int]]:
+    """The cells (row, column) of the highest mean among students, all that print the same; column 0 is names."""
+    found = set()
+    for place, (results, column) in enumerate(shown, start=1):
+        means = {row: round(100 * results.summary(name, column).mean, 1) for row, name in enumerate(methods)
+                 if name != TEACHER and results.has(name, column)}
+        if len(means) > 1:
+            found |= {(row, place) for row, mean in means.items() if mean == max(means.values())}
+    return frozenset(found)
 
-    The mean of RAIL-KD (Haidar et al. 2022): of accuracies only, so sets that are scored by correlation are left out.
-    """
-    shown = [(results, Column(split, "accuracy")) for results in everything if results.info.labels
-             for split in results.in_the_mean]
-    if len({results.info.name for results, _ in shown}) < 2:
-        return None
-    rows = []
-    for name in dict.fromkeys(name for results in everything for name in results.systems):
-        cells = [_cell(results, name, column) for results, column in shown]
-        values = [results.values(name, column) for results, column in shown if results.has(name, column)]
-        whole = len(values) == len(shown) and len({len(seeds) for seeds in values}) == 1
-        mean = percent(summarise([float(np.mean(seed)) for seed in zip(*values, strict=True)])) if whole else NO_NUMBER
-        rows.append((name, *cells, mean))
-    headings = [f"{column.split}\nfrom {results.info.name}" for results, column in shown]
-    return Table("Out of domain", ("", *headings, "mean"), tuple(rows),
-                 "Accuracy x 100, mean ± sd over seeds; the last column is the unweighted mean of the sets.")
+
+def marks_told(differences: Collection[Difference]) -> str:
+    """What marks and bold print of a table mean."""
+    if not differences:
+        return ""
+    if all(found.p is None for found in differences):
+        return f"Bold: best student. Nothing is tested with fewer than {FEWEST_SEEDS} seeds."
+    marks = ", ".join(f"{mark} differs from `{file}`" for file, mark in MARKS.items())
+    return f"Bold: best student. {marks} (p < 0.05 after Holm's correction for {family(differences)})."
+
+
+def family(differences: Collection[Difference]) -> str:
+    """For how many comparisons p is corrected, and which they are."""
+    count = sum(found.p is not None for found in differences)
+    return f"all {count} tested comparisons of methods with `finetune` and `vanilla_kd` on these numbers"
 
 
 def sizes(results: DatasetResults) -> Table:
@@ -175,14 +178,11 @@ def _how_to_read(results: DatasetResults, with_mean: bool) -> str:
     return f"Mean ± sd over n = {count} seeds, x 100. {selection(results)}.{mean}"
 
 
-def _heading(column: Column) -> str:
+def heading(column: Column) -> str:
+    """A column's heading in two lines."""
     if column == OOD_MEAN:
         return "out-of-domain\nmean"
     return f"{column.split}\n{NAMES.get(column.metric, column.metric)}"
-
-
-def _cell(results: DatasetResults, system: str, column: Column) -> str:
-    return percent(results.summary(system, column)) if results.has(system, column) else NO_NUMBER
 
 
 def _millions(count: int | None) -> str:

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kdcore.analysis.comparison import differences, notes, overview, overview_out_of_domain, quality, selection, sizes
+from kdcore.analysis.comparison import differences, notes, quality, selection, sizes
 from kdcore.analysis.exhibits import Exhibits
+from kdcore.analysis.overviews import Overview
 from kdcore.analysis.plots import Curve, Panel
 from kdcore.analysis.repetitions import repeated_selections
 from kdcore.analysis.results import OOD_MEAN, TEACHER, Column, DatasetResults
@@ -27,9 +28,12 @@ def report(everything: Sequence[DatasetResults], submissions: Sequence[str], ana
     names = ", ".join(results.info.name for results in everything)
     parts = [f"# Results: {names}\n", _QUESTION]
     if len(everything) > 1:
-        parts += ["## All datasets\n", markdown(overview(everything))]
-        if outside := overview_out_of_domain(everything):
+        overview = Overview(everything)
+        parts += ["## All datasets\n", markdown(overview.main())]
+        if outside := overview.outside():
             parts += ["### Out of domain, all datasets\n", markdown(outside)]
+        if wins := overview.wins():
+            parts += ["### Wins and ranks\n", markdown(wins)]
     for results in everything:
         parts += _section(results)
         if found := analyses.get(results.info.name):
@@ -52,10 +56,10 @@ def panels(everything: Sequence[DatasetResults]) -> list[Panel]:
     """The training curves of every dataset."""
     found = []
     for results in everything:
-        metrics = " and ".join(NAMES.get(name, name) for name in results.info.metrics)
+        score = " and ".join(NAMES.get(name, name) for name in results.info.metrics)
         curves = {name: [_curve(training) for run in system.runs.values() for training in _trainings(run["training"])]
                   for name, system in results.systems.items()}
-        found.append(Panel(results.info.name, f"{results.select} ({metrics})", curves))
+        found.append(Panel(results.info.name, f"{results.select} ({score})", curves))
     return found
 
 
@@ -177,8 +181,7 @@ def _numbers(results: DatasetResults) -> dict[str, Any]:
         systems[name] = {"runs": list(system.metrics), "metrics": values, "size": system.size,
                          "degenerate_on": system.degenerate_splits}
     compared = [{"method": method, "baseline": baseline, "on": column.name}
-                | vars(results.difference(method, baseline, column))
-                for method, baseline in results.comparisons() for column in results.columns]
+                | vars(found) for (method, baseline, column), found in results.differences.items()]
     return {"selected_on": results.select, "reported_on": [*results.in_domain, *results.out_of_domain],
             "out_of_domain_mean_of": results.in_the_mean if OOD_MEAN in results.columns else [],
             "splits": {name: {"rows": split.rows, "unlabelled": split.unlabelled, "role": split.role,

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from kdcore.analysis.resampling import resampled
-from kdcore.analysis.statistics import FEWEST_SEEDS, RESAMPLES, Difference, Summary, difference, summarise
+from kdcore.analysis.statistics import FEWEST_SEEDS, RESAMPLES, Difference, Summary, corrected, difference, summarise
 from kdcore.config import MethodEntry
 from kdcore.data.prepared import PreparedInfo
 from kdcore.errors import UserError
@@ -27,14 +27,15 @@ VARIANTS = {"paws_qqp": "paws_wiki", "imdb_128": "imdb"}
 
 @dataclass(frozen=True)
 class Column:
-    """One number of a table: a metric on a split, or the out-of-domain mean (split and metric empty)."""
+    """One number of a table: a metric on a split, the mean of the dataset's metrics there (metric empty), or the
+    out-of-domain mean (both empty)."""
 
     split: str
     metric: str
 
     @property
     def name(self) -> str:
-        return f"{self.split}/{self.metric}" if self.split else "out-of-domain mean"
+        return f"{self.split}/{self.metric or 'mean of metrics'}" if self.split else "out-of-domain mean"
 
 
 OOD_MEAN = Column("", "")
@@ -162,9 +163,15 @@ class DatasetResults:
 
     def parts(self, column: Column) -> tuple[Column, ...]:
         """The measured numbers whose mean a column is."""
-        if column != OOD_MEAN:
-            return (column,)
-        return tuple(part for part in self.columns if part.split in self.in_the_mean)
+        if column == OOD_MEAN:
+            return tuple(part for part in self.columns if part.split in self.in_the_mean)
+        return (column,) if column.metric else tuple(Column(column.split, metric) for metric in self.info.metrics)
+
+    @property
+    def headline(self) -> Column:
+        """The number that stands for the dataset beside others: the mean of its metrics on the first split of its own
+        that had no part in selecting checkpoints, else on the one that selected them."""
+        return Column(next((split for split in self.in_domain if split != self.select), self.select), "")
 
     def has(self, system: str, column: Column) -> bool:
         """Whether a system was evaluated and scored there: a teacher that is only files may not answer every split."""
@@ -175,11 +182,6 @@ class DatasetResults:
         """One value per run."""
         return [float(np.mean([splits[part.split][part.metric] for part in self.parts(column)]))
                 for splits in self.systems[system].metrics.values()]
-
-    def mean_of_metrics(self, system: str, split: str) -> Summary:
-        """Over seeds, of the mean of the dataset's metrics."""
-        return summarise([float(np.mean([splits[split][metric] for metric in self.info.metrics]))
-                          for splits in self.systems[system].metrics.values()])
 
     def summary(self, system: str, column: Column) -> Summary:
         """Mean, deviation and n over seeds."""
@@ -192,6 +194,16 @@ class DatasetResults:
         baselines = [file if file in names else names[0] for file, names in zip(BASELINES, found, strict=True) if names]
         return [(name, baseline) for name in students for place, baseline in enumerate(baselines)
                 if name not in baselines[:place + 1]]
+
+    def is_baseline(self, method: str, file: str) -> bool:
+        """Whether a method is the baseline of this method file."""
+        return self.systems[method].entry.file == file
+
+    @cached_property
+    def differences(self) -> dict[tuple[str, str, Column], Difference]:
+        """Every method minus every baseline on every column, corrected as one family."""
+        pairs = [(method, baseline, column) for method, baseline in self.comparisons() for column in self.columns]
+        return dict(zip(pairs, corrected([self.difference(*pair) for pair in pairs]), strict=True))
 
     @property
     def variants(self) -> list[str]:
@@ -218,10 +230,12 @@ class DatasetResults:
     def _resample(self, system: str, column: Column) -> np.ndarray:
         """The column on resamples of its examples [r, s]; the same resamples for every system."""
         if (system, column) not in self._resampled:
-            blocks = []
-            for part in self.parts(column):
-                predictions, labels = self.systems[system].predictions(part.split)
-                seed = list(self.info.splits).index(part.split)
-                blocks.append(resampled(part.metric, predictions, labels, RESAMPLES, seed))
-            self._resampled[system, column] = np.mean(blocks, axis=0)
+            parts = self.parts(column)
+            if parts == (column,):
+                predictions, labels = self.systems[system].predictions(column.split)
+                seed = list(self.info.splits).index(column.split)
+                found = resampled(column.metric, predictions, labels, RESAMPLES, seed)
+            else:
+                found = np.mean([self._resample(system, part) for part in parts], axis=0)
+            self._resampled[system, column] = found
         return self._resampled[system, column]

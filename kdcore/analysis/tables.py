@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from kdcore.analysis.statistics import Difference, Summary
 
@@ -25,12 +26,16 @@ NAMES = {"accuracy": "acc", "f1": "F1", "macro_f1": "macro F1", "matthews": "MCC
 
 @dataclass(frozen=True)
 class Table:
-    """`columns` are headings, a line break allowed in each; the first column holds names, the others numbers."""
+    """`columns` are headings, a line break allowed in each; the first column holds names, the others numbers.
+
+    `best`: the cells (row, column) that stand out.
+    """
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     caption: str = ""
+    best: frozenset[tuple[int, int]] = frozenset()
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -51,10 +56,17 @@ def interval(difference: Difference) -> str:
     return f"{100 * difference.mean:+.1f} [{100 * difference.low:+.1f}, {100 * difference.high:+.1f}]"
 
 
+def probability(p: float | None) -> str:
+    """A p-value with three decimals; empty where nothing was tested."""
+    return "" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
 def markdown(table: Table) -> str:
-    """A GitHub table without its title; the caption below it."""
+    """A GitHub table without its title, the best in bold; the caption below it."""
     heading = [column.replace("\n", " ") for column in table.columns]
-    lines = [heading, ["---", *("---:" for _ in heading[1:])], *table.rows]
+    rows = [[f"**{cell}**" if (row, column) in table.best else cell for column, cell in enumerate(cells)]
+            for row, cells in enumerate(table.rows)]
+    lines = [heading, ["---", *("---:" for _ in heading[1:])], *rows]
     text = "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
     return text + (f"\n{table.caption}\n" if table.caption else "")
 
@@ -76,7 +88,9 @@ def pieces(table: Table, width: int = WIDTH) -> list[Table]:
     return [Table(table.title if number == 0 else f"{table.title} (continued)",
                   tuple(table.columns[i] for i in (0, *group)),
                   tuple(tuple(row[i] for i in (0, *group)) for row in table.rows),
-                  table.caption if number == len(groups) - 1 else "")
+                  table.caption if number == len(groups) - 1 else "",
+                  frozenset((row, place) for row, column in table.best for place, i in enumerate((0, *group))
+                            if i == column))
             for number, group in enumerate(groups)]
 
 
@@ -88,7 +102,8 @@ def show(tables: Sequence[Table], console: Console | None = None) -> None:
                           padding=(0, 0, 0, _GAP - 1), pad_edge=False, show_edge=False)
         for number, column in enumerate(table.columns):
             drawn.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
-        for row in table.rows:
-            drawn.add_row(*row)
+        for number, row in enumerate(table.rows):
+            drawn.add_row(*(Text(cell, "bold" if (number, column) in table.best else "")
+                            for column, cell in enumerate(row)))
         console.print(drawn)
         console.print(table.caption + "\n" if table.caption else "", style="dim")

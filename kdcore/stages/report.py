@@ -20,6 +20,7 @@ from typing import Any
 from kdcore import config
 from kdcore.analysis import comparison, document, plots
 from kdcore.analysis.exhibits import INDEX, Exhibits
+from kdcore.analysis.overviews import Overview
 from kdcore.analysis.repetitions import repeated_selections
 from kdcore.analysis.results import OOD_MEAN, TEACHER, DatasetResults
 from kdcore.analysis.statistics import FEWEST_SEEDS
@@ -79,15 +80,17 @@ def _analyses(everything: Sequence[DatasetResults], layout: Layout, folder: Path
 
 
 def _print(everything: Sequence[DatasetResults], layout: Layout) -> None:
-    tables = [comparison.overview(everything)] if len(everything) > 1 else []
-    tables += filter(None, [comparison.overview_out_of_domain(everything)])
+    tables = []
+    if len(everything) > 1:
+        overview = Overview(everything)
+        tables = [overview.main(), *filter(None, [overview.outside(), overview.wins()])]
     for results in everything:
         name = results.info.name
         tables.append(comparison.quality(results, results.columns, f"Quality: {name}"))
         if results.comparisons() and all(len(system.metrics) >= FEWEST_SEEDS for method, system
                                          in results.systems.items() if method != TEACHER):
             columns = [column for column in results.columns if column.split in results.in_domain or column == OOD_MEAN]
-            tables.append(comparison.differences(results, columns, f"Differences: {name}"))
+            tables.append(comparison.differences(results, columns, f"Differences: {name}", brief=True))
         tables += filter(None, [repeated_selections(results)])
         tables.append(comparison.cost(results, {system: _measured(layout, name, system) for system in results.systems}))
     show(tables)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kdcore.analysis.resampling import resampled
-from kdcore.analysis.statistics import difference, interval, summarise
+from kdcore.analysis.statistics import Difference, corrected, difference, interval, summarise
 
 
 def test_mean_and_sample_deviation():
@@ -38,7 +38,7 @@ def compare(ours, baseline, labels, seed=0, resamples=600):
     seeds = len(ours)
     both = np.concatenate([ours, baseline])
     values, draws = (both == labels).mean(axis=1), resampled("accuracy", both, labels, resamples, seed)
-    return difference(values[:seeds], values[seeds:], draws[:, :seeds], draws[:, seeds:], seed)
+    return difference(values[:seeds], values[seeds:], draws[:, :seeds], draws[:, seeds:])
 
 
 def simulated(draw, seeds, examples, gain, seed_noise):
@@ -125,3 +125,67 @@ def test_no_spread_gives_no_units():
 def test_equal_seeds_give_equal_intervals():
     ours, baseline, labels = simulated(np.random.default_rng(0), 3, 200, 0.05, 0.01)
     assert compare(ours, baseline, labels) == compare(ours, baseline, labels)
+
+
+def test_p_and_the_interval_say_the_same():
+    """p is under 0.05 exactly where the interval leaves 0 out."""
+    draw, seen = np.random.default_rng(5), []
+    for _ in range(60):
+        found = compare(*simulated(draw, 5, 400, 0.03, 0.005), resamples=300)
+        outside = found.low > 0 or found.high < 0
+        assert (found.p < 0.05) == outside == (found.verdict != "not distinguishable")
+        seen.append(outside)
+    assert 5 < sum(seen) < 55, "both kinds were looked at"
+
+
+def test_where_examples_make_no_noise_it_is_the_t_test():
+    """Student's t on the seeds' differences: scipy's p and interval."""
+    from scipy.stats import ttest_rel
+
+    ours, baseline = np.array([0.80, 0.83, 0.85, 0.84]), np.array([0.79, 0.80, 0.81, 0.83])
+    same = np.tile(ours - baseline, (1000, 1)), np.zeros((1000, 4))
+    found, expected = difference(ours, baseline, *same), ttest_rel(ours, baseline)
+    assert found.p == pytest.approx(expected.pvalue, abs=1e-8)
+    low, high = expected.confidence_interval(0.95)
+    assert (found.low, found.high) == (pytest.approx(low, abs=1e-8), pytest.approx(high, abs=1e-8))
+
+
+def test_where_seeds_make_no_noise_it_is_the_bootstrap():
+    draws = np.random.default_rng(0).normal(0.02, 0.01, 4000)
+    ours, baseline = np.tile(draws[:, None], (1, 3)), np.zeros((4000, 3))
+    found = difference(np.full(3, 0.02), np.zeros(3), ours, baseline)
+    assert (found.low, found.high) == tuple(pytest.approx(q, abs=1e-4) for q in np.quantile(draws, [0.025, 0.975]))
+    assert found.p == pytest.approx(2 * (draws < 0).mean(), abs=1e-9)
+
+
+def family_of(*values, low=0.001):
+    return [Difference(0.01, low, 0.02, p, p, 1.0, 3, "better") if p is not None else
+            Difference(0.01, None, None, None, None, 1.0, 2, "not tested") for p in values]
+
+
+def test_correction_for_many_comparisons():
+    """By hand: 0.01 times 4, 0.02 times 3, 0.03 times 2 (which is no less than 0.06 before it), 0.5 times 1."""
+    found = corrected(family_of(0.03, 0.01, 0.5, None, 0.02))
+    assert [one.p_corrected for one in found] == [pytest.approx(0.06), pytest.approx(0.04), pytest.approx(0.5), None,
+                                                  pytest.approx(0.06)]
+    assert [one.p for one in found] == [0.03, 0.01, 0.5, None, 0.02]
+    assert [one.verdict for one in found] == ["not distinguishable", "better", "not distinguishable", "not tested",
+                                              "not distinguishable"]
+
+
+def test_corrected_p_never_exceeds_one_and_a_family_of_one_is_as_it_was():
+    assert [one.p_corrected for one in corrected(family_of(0.6, 0.7))] == [1.0, 1.0]
+    assert corrected(family_of(0.04)) == family_of(0.04)
+    assert corrected([]) == []
+
+
+def test_a_family_without_differences_seldom_has_a_false_one():
+    """Ten comparisons against one baseline: uncorrected, a third of such families has a false difference."""
+    draw, false, uncorrected = np.random.default_rng(11), 0, 0
+    for _ in range(60):
+        values = 0.8 + 0.01 * draw.normal(size=(11, 5))
+        pairs = [difference(ours, values[0], np.tile(ours, (50, 1)), np.tile(values[0], (50, 1)))
+                 for ours in values[1:]]
+        uncorrected += any(one.verdict != "not distinguishable" for one in pairs)
+        false += any(one.verdict != "not distinguishable" for one in corrected(pairs))
+    assert false <= 6 < uncorrected

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from kdcore.analysis.statistics import Difference, Summary
-from kdcore.analysis.tables import WIDTH, Table, interval, markdown, percent, pieces, show
+from kdcore.analysis.tables import WIDTH, Table, interval, markdown, percent, pieces, probability, show
 
 
 def wide(columns=14):
@@ -27,8 +27,8 @@ def test_percent():
 
 
 def test_interval():
-    assert interval(Difference(0.012, 0.003, 0.02, 1.0, 3, "better")) == "+1.2 [+0.3, +2.0]"
-    assert interval(Difference(-0.012, None, None, 1.0, 2, "not tested")) == "-1.2"
+    assert interval(Difference(0.012, 0.003, 0.02, 0.01, 0.03, 1.0, 3, "better")) == "+1.2 [+0.3, +2.0]"
+    assert interval(Difference(-0.012, None, None, None, None, 1.0, 2, "not tested")) == "-1.2"
 
 
 def test_no_printed_line_reaches_a_hundred_columns_and_no_number_is_cut():
@@ -63,3 +63,15 @@ def test_square_brackets_are_not_taken_for_markup():
 def test_a_row_of_another_length_is_a_bug():
     with pytest.raises(ValueError, match="2 cells, expected 3"):
         Table("", ("", "a", "b"), (("x", "1"),))
+
+
+def test_probabilities():
+    assert [probability(p) for p in (None, 0.0004, 0.001, 0.25, 1.0)] == ["", "<0.001", "0.001", "0.250", "1.000"]
+
+
+def test_the_best_stand_out_in_markdown_and_in_pieces():
+    table = Table("t", ("", "a", "b" * 60, "c" * 60), (("x", "1", "2", "3"), ("y", "4", "5", "6")), best=frozenset(
+        {(1, 1), (0, 3)}))
+    assert "| y | **4** | 5 | 6 |" in markdown(table)
+    assert "| x | 1 | 2 | **3** |" in markdown(table)
+    assert [piece.best for piece in pieces(table)] == [{(1, 1)}, {(0, 1)}]

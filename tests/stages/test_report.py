@@ -284,7 +284,7 @@ def test_several_datasets_get_an_overview(tmp_path, capsys):
         split("train", "train", 500, None), split("validation", "select", 300, None)))
     text = run(layout, datasets=("movies", "stsb"))
     assert "## All datasets" in text
-    assert "stsb validation Pearson+Spearman" in text
+    assert "| stsb validation Pearson+Spearman |" in text
     printed = capsys.readouterr().out
     assert max(map(len, printed[:printed.index("The whole report")].splitlines())) < 100
 
@@ -447,8 +447,8 @@ def test_several_datasets_where_one_teacher_is_only_files(tmp_path):
     text = run(layout, datasets=("movies", "reviews"))
     overview = next(line for line in text.splitlines() if line.startswith("| teacher |"))
     cells = [cell.strip() for cell in overview.strip("|").split("|")]
-    assert cells[3:] == ["-", "-", "-"], "not evaluated there, so there is no mean of datasets either"
-    assert cells[1:3].count("-") == 0
+    assert cells[2:] == ["-", "-"], "not evaluated there, so there is no mean of datasets either"
+    assert cells[1] != "-"
 
 
 def test_members_of_an_average_have_curves_and_scores(layout, monkeypatch):

@@ -1,0 +1,130 @@
+"""All datasets of a study side by side: the main table, out of domain, wins and losses, average ranks."""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from kdcore.analysis.comparison import NO_NUMBER, Differences, best, cell, marks_told
+from kdcore.analysis.ranks import FEWEST_METHODS, Ranking, fewest_datasets, rank
+from kdcore.analysis.results import BASELINES, TEACHER, Column, DatasetResults
+from kdcore.analysis.statistics import ALPHA, FEWEST_SEEDS, Difference, corrected, summarise
+from kdcore.analysis.tables import NAMES, Table, percent, probability
+
+
+class Overview:
+    """What the datasets of a study say together. Each stands with its headline number."""
+
+    def __init__(self, everything: Sequence[DatasetResults]) -> None:
+        self.everything = everything
+        self.names = list(dict.fromkeys(name for results in everything for name in results.systems))
+        self.shown = [(results, results.headline) for results in everything]
+
+    @cached_property
+    def differences(self) -> Sequence[Differences]:
+        """Of each dataset, on its headline number; all corrected as one family."""
+        return _one_family(self.shown)
+
+    def main(self) -> Table:
+        """Methods by datasets, as papers print it."""
+        headings = [f"{results.info.name}\n{column.split}\n{metrics(results)}" for results, column in self.shown]
+        rows = []
+        for name in self.names:
+            cells = [cell(results, name, column, found)
+                     for (results, column), found in zip(self.shown, self.differences, strict=True)]
+            means = [results.summary(name, column).mean for results, column in self.shown if results.has(name, column)]
+            mean = f"{100 * np.mean(means):.1f}" if len(means) == len(self.shown) else NO_NUMBER
+            rows.append((name, *cells, mean))
+        told = marks_told([found for one in self.differences for found in one.values()])
+        return Table("All datasets", ("", *headings, "mean of\ndatasets"), tuple(rows),
+                     "Mean ± sd over seeds, x 100; where a dataset has two metrics, of their mean. Of each dataset the "
+                     f"first split without a part in the selection of checkpoints, where there is one. {told}",
+                     best(self.names, self.shown))
+
+    def outside(self) -> Table | None:
+        """The sets of another domain of all datasets, with their unweighted mean per seed; None for fewer than two.
+
+        The mean of RAIL-KD (Haidar et al. 2022): of accuracies only, so sets that are scored by correlation are left
+        out.
+        """
+        shown = [(results, Column(split, "accuracy")) for results in self.everything if results.info.labels
+                 for split in results.in_the_mean]
+        if len({results.info.name for results, _ in shown}) < 2:
+            return None
+        families, rows = _one_family(shown), []
+        for name in self.names:
+            cells = [cell(results, name, column, found)
+                     for (results, column), found in zip(shown, families, strict=True)]
+            values = [results.values(name, column) for results, column in shown if results.has(name, column)]
+            whole = len(values) == len(shown) and len({len(seeds) for seeds in values}) == 1
+            mean = percent(summarise([float(np.mean(seed)) for seed in zip(*values, strict=True)])) if whole \
+                else NO_NUMBER
+            rows.append((name, *cells, mean))
+        headings = [f"{column.split}\nfrom {results.info.name}" for results, column in shown]
+        told = marks_told([found for one in families for found in one.values()])
+        return Table("Out of domain", ("", *headings, "mean"), tuple(rows),
+                     "Accuracy x 100, mean ± sd over seeds; the last column is the unweighted mean of the sets. "
+                     f"{told}", best(self.names, shown))
+
+    def wins(self) -> Table | None:
+        """On how many datasets each method is better, not distinguishable and worse; None without baselines."""
+        counted = {name: [self._counts(name, file) for file in BASELINES] for name in self.names if name != TEACHER}
+        if not any(count for counts in counted.values() for count in counts):
+            return None
+        ranking = self.ranking
+        rows = [(name, *(count or NO_NUMBER for count in counts),
+                 f"{ranking.ranks[name]:.2f}" if ranking and name in ranking.ranks else NO_NUMBER)
+                for name, counts in counted.items()]
+        return Table("Wins and ranks", ("", *(f"against\n{file}" for file in BASELINES), "average\nrank"), tuple(rows),
+                     "Datasets where the method is better / not distinguishable / worse on the main table's number, by "
+                     f"its corrected p; in brackets those with fewer than {FEWEST_SEEDS} seeds, which are not tested. "
+                     f"{self.ranks_told()}")
+
+    @cached_property
+    def ranking(self) -> Ranking | None:
+        """Of the students that every dataset has; None where there are too few of either to rank."""
+        scores = {name: [results.summary(name, column).mean for results, column in self.shown] for name in self.names
+                  if name != TEACHER and all(results.has(name, column) for results, column in self.shown)}
+        if len(scores) < FEWEST_METHODS or len(self.shown) < fewest_datasets(len(scores)):
+            return None
+        return rank(scores)
+
+    def ranks_told(self) -> str:
+        """What the average ranks say, or why there are none."""
+        found = self.ranking
+        if found is None:
+            return (f"No ranks: they need {FEWEST_METHODS} methods on {fewest_datasets(FEWEST_METHODS)} datasets, with "
+                    "fewer no two methods could be told apart by them.")
+        apart = ("Friedman's test finds no difference among them, so no two ranks are to be compared"
+                 if found.p >= ALPHA else
+                 f"methods whose ranks differ by less than {found.critical:.2f} (Nemenyi, 5 %) cannot be told apart")
+        return (f"Ranks over {found.datasets} datasets, 1 is best: {apart} (chi-square {found.chi_square:.2f}, "
+                f"p {probability(found.p)}, which is rough below ten datasets).")
+
+    def _counts(self, method: str, file: str) -> str:
+        """`2 / 1 / 0`; empty where the method was never compared with this baseline."""
+        verdicts = [found.verdict for (results, _), one in zip(self.shown, self.differences, strict=True)
+                    for (name, baseline, _), found in one.items()
+                    if name == method and results.is_baseline(baseline, file)]
+        if not verdicts:
+            return ""
+        untested = verdicts.count("not tested")
+        counts = " / ".join(str(verdicts.count(verdict)) for verdict in ("better", "not distinguishable", "worse"))
+        return counts + (f" ({untested})" if untested else "")
+
+
+def metrics(results: DatasetResults) -> str:
+    """A dataset's metrics as a heading: `F1+acc`."""
+    return "+".join(NAMES.get(name, name) for name in results.info.metrics)
+
+
+def _one_family(shown: Sequence[tuple[DatasetResults, Column]]) -> Sequence[Differences]:
+    """The differences on each number shown, corrected for the comparisons on all of them."""
+    pairs = [(place, results, (method, baseline, column)) for place, (results, column) in enumerate(shown)
+             for method, baseline in results.comparisons()
+             if results.has(method, column) and results.has(baseline, column)]
+    found = corrected([results.difference(*pair) for _, results, pair in pairs])
+    families: list[dict[tuple[str, str, Column], Difference]] = [{} for _ in shown]
+    for (place, _, pair), difference in zip(pairs, found, strict=True):
+        families[place][pair] = difference
+    return families
