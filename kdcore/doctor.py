@@ -4,6 +4,7 @@ It only looks: nothing is repaired, fetched or created.
 """
 
 import configparser
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -131,7 +132,7 @@ def _general(study: Path, settings: general_config.GeneralStudy) -> Iterator[Fin
         general.configure(student.method, settings.options(name))
     yield Finding("ok", f"params.yaml: students {', '.join(settings.students)}")
     yield _lock(study)
-    yield _source(settings.teacher.source)
+    yield _source(study, settings.teacher.source)
 
 
 def _study(study: Path, settings: config.Study) -> Iterator[Finding]:
@@ -140,7 +141,8 @@ def _study(study: Path, settings: config.Study) -> Iterator[Finding]:
     yield from _methods(settings)
     yield _lock(study)
     named = {model.source for model in settings.pair.teacher.models} | {settings.pair.student.source} - {"teacher"}
-    yield from map(_source, sorted(named))
+    for source in sorted(named):
+        yield _source(study, source)
     yield from _stores(study, settings)
 
 
@@ -168,13 +170,14 @@ def _lock(study: Path) -> Finding:
     return Finding("ok", f"dvc.lock: {len(lineage.read_lock(study))} stages done")
 
 
-def _source(source: str) -> Finding:
+def _source(study: Path, source: str) -> Finding:
     if source.startswith("package:"):
         name = source.removeprefix("package:")
         known = sources.PACKAGES.get(name)
         here = known is not None and (layout.SOURCES / f"{name}-{known.version}").is_dir()
         return Finding("ok", f"{source} is {'here' if here else 'fetched when it is first used'}")
-    place = sources.locate(source)
+    with contextlib.chdir(study):  # from which relative folders are seen
+        place = sources.locate(source)
     return Finding("ok", f"{source} is {place.place if place.is_local else 'a hub id'}")
 
 

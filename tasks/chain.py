@@ -5,14 +5,17 @@ a stage that is blocked is never submitted, and the report says what blocks it.
 """
 
 import threading
+import time
 from contextvars import Token
 from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from prefect import get_run_logger
 from prefect.futures import PrefectFuture
 
+from tasks.expectation import in_words, seconds_left
 from tasks.plan import Plan
 from tasks.slots import cores
 from tasks.stage import STOP, Order, as_dictionary, run_stage
@@ -73,6 +76,7 @@ class Chain:
         finished: SimpleQueue[str] = SimpleQueue()
         token: Token[threading.Event] = STOP.set(self._stop)
         futures: dict[str, PrefectFuture[Any]] = {}
+        begun: dict[str, float] = {}
         try:
             while self._waiting or running:
                 self._block(outcome)
@@ -83,12 +87,15 @@ class Chain:
                     future: PrefectFuture[Any] = run_stage.submit(
                         stage=stage, order=as_dictionary(self._complete(stage)), wait_for=above, return_state=False)
                     running[stage] = futures[stage] = future
+                    begun[stage] = time.monotonic()
                     future.add_done_callback(partial(_tell, finished, stage))
                 try:
                     stage = finished.get(timeout=1.0)  # returns to Python now and then, so that signals are seen
                 except Empty:
                     continue
                 self._note(stage, running.pop(stage), outcome)
+                now = time.monotonic()
+                self._tell_progress(outcome, {other: now - begun[other] for other in running})
         except BaseException:
             self._stop.set()
             for future in running.values():
@@ -130,6 +137,15 @@ class Chain:
         else:
             text = state.message or f"{stage} ended {state.name}"
             outcome.failed[stage] = text.removeprefix("Task run encountered an exception StageBusy: ")
+
+    def _tell_progress(self, outcome: Outcome, running: dict[str, float]) -> None:
+        """A line for the log: an artifact of the flow run would make `--watch` print every change of it."""
+        self._block(outcome)  # what cannot run takes no time
+        if coming := len(running) + len(self._waiting):
+            took = {stage: result["seconds"] for stage, result in outcome.done.items() if result["outcome"] == "ran"}
+            left = in_words(*seconds_left(took, running, self._waiting, self._order.parallel))
+            ended = len(outcome.done) + len(outcome.failed) + len(outcome.blocked)
+            get_run_logger().info(f"{ended} of {ended + coming} stages ended; left: {left}")
 
 
 def _tell(finished: SimpleQueue[str], stage: str, _: PrefectFuture[Any]) -> None:

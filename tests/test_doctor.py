@@ -106,6 +106,14 @@ def test_what_is_wrong_is_named_with_a_remedy(made: Layout, monkeypatch: pytest.
     assert any(said in finding for finding in bad), bad
 
 
+def test_a_folder_is_seen_from_the_study_and_not_from_where_the_doctor_is_called(
+        made: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    (made.study / "encoder").mkdir()
+    made.params.write_text(made.params.read_text().replace("package:all-MiniLM-L6-v2", "./encoder"))
+    monkeypatch.chdir(layout.ROOT)
+    assert findings(made.study)["bad"] == []
+
+
 def test_other_versions_than_locked_are_noted(made: Layout) -> None:
     (layout.ROOT / "requirements.lock").write_text("torch==1.0\n")
     assert any("torch" in note and "locked 1.0" in note for note in findings(made.study)["note"])

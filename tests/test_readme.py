@@ -16,6 +16,7 @@ from ruamel.yaml import YAML
 from kdcore import cli, config, strict
 from kdcore.data_config import Augmentation, Data, Files, OutOfDomain
 from kdcore.layout import Layout
+from tasks import services
 from tests.command import kdflow
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,6 +57,8 @@ def test_commands_exist(document, command):
             from dvc.cli.parser import get_main_parser
 
             get_main_parser().parse_args(rest)
+        case "prefect" if rest[:2] == ["worker", "start"]:
+            assert rest[2:] == ["--pool", services.POOL]
         case "prefect":
             assert rest[:2] == ["deployment", "run"]
             assert rest[2] in _deployments()

@@ -17,7 +17,7 @@ def _clone(toy: Toy, folder: Path) -> Toy:
         source, target = toy.folder / name, folder / name
         if source.is_dir():
             shutil.copytree(source, target, dirs_exist_ok=True)
-        else:
+        elif source.is_file():
             shutil.copy(source, target)
     return other
 
@@ -57,3 +57,19 @@ def test_without_dvc_lock_the_run_cache_of_the_remote_gives_everything_back(tmp_
     _succeeds(second, "fetch", "--run-cache")
     _succeeds(second, "repro", "--pull")
     assert not second.starts()
+
+
+@pytest.mark.slow
+def test_machines_that_did_a_dataset_each_leave_only_the_report_to_a_third(tmp_path):
+    """As docs/scaling.md has it."""
+    whole = Toy(tmp_path / "whole", methods=("finetune",))
+    _succeeds(whole, "remote", "add", "-d", "store", str(tmp_path / "store"))
+    for dataset in whole.params["study"]["datasets"]:
+        machine = _clone(whole, tmp_path / dataset)
+        _succeeds(machine, "repro", f"evaluate@{dataset}-finetune", f"evaluate-teacher@{dataset}", f"analyse@{dataset}")
+        _succeeds(machine, "push", "--run-cache")
+    third = _clone(whole, tmp_path / "third")
+    _succeeds(third, "fetch", "--run-cache")
+    _succeeds(third, "repro", "--pull")
+    assert set(third.starts()) == {"report"}
+    assert "up to date" in _succeeds(third, "status")

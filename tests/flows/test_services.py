@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from tasks import services
-from tasks.processes import end_session, session_members
+from tasks.processes import end_session, session_members, with_environment
+from tasks.stage import OWNER
 from tests.flows.checkout import Checkout
 from tests.tasks.test_stage import wait_for
 from tests.toy import Toy
@@ -63,7 +64,9 @@ def test_up_can_be_repeated_and_changes_nothing(house):
     assert code == 0, said
     assert house.services() == before
     assert len(house.post("/automations/filter", {})) == 1
-    assert {d["name"] for d in house.post("/deployments/filter", {})} == {
+    deployed = house.post("/deployments/filter", {})
+    assert [schedule["active"] for each in deployed for schedule in each["schedules"]] == [False]
+    assert {d["name"] for d in deployed} == {
         "demo", "general", "glue-all", "glue-cpu", "rail-bert12", "rail-roberta24", "rail-roberta12"}
 
 
@@ -108,6 +111,23 @@ def test_two_flows_at_once_the_second_is_told(house, small):
     assert (state["name"], f"PID {first.pid}" in state["message"]) == ("Busy", True)
     first.send_signal(signal.SIGINT)
     first.wait(timeout=60)
+
+
+def test_a_run_that_is_cancelled_on_its_page_takes_its_stages_with_it_and_the_next_goes_on(house, small):
+    code, said = house.deploy(small)
+    assert code == 0, said
+    small.behave(seconds=200)
+    wait_for(small.starts, seconds=60)
+    owner = json.loads((small.folder / ".kdflow/flow").read_text())["process"]
+    run = house.post("/flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})[0]
+    house.post(f"/flow_runs/{run['id']}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+    wait_for(lambda: not house.unfinished("flow_runs"), seconds=90)
+    wait_for(lambda: not with_environment(OWNER, owner), seconds=15)
+    assert house.post("/flow_runs/filter", {"id": {"any_": [run["id"]]}})[0]["state"]["name"] == "Cancelled"
+    small.behave()
+    code, said = house.deploy(small, "--watch")
+    assert code == 0, said
+    assert not house.unfinished("task_runs")
 
 
 def test_kill_9_of_the_flow_is_seen_at_once_and_the_next_goes_on(house, small):

@@ -6,9 +6,12 @@ import subprocess
 import sys
 
 import pytest
+from prefect.client.schemas.schedules import CronSchedule
 from prefect.events.schemas.automations import Posture
+from ruamel.yaml import YAML
 
 from kdcore.errors import UserError
+from kdcore.layout import ROOT
 from tasks import addresses, deploy, services
 from tasks.processes import identity
 
@@ -33,6 +36,14 @@ def test_a_zombie_is_declared_after_three_missed_beats_not_one():
 @pytest.mark.parametrize("state", ["Completed", "Failed", "Busy", "Refused", "Cancelled", "Crashed"])
 def test_every_end_of_a_flow_ends_the_wait_for_a_beat(state):
     assert f"prefect.flow-run.{state}" in deploy.automation().trigger.expect
+
+
+def test_no_schedule_is_active_unasked():
+    content = YAML(typ="safe").load((ROOT / "prefect.yaml").read_text(encoding="utf-8"))
+    schedules = [each for deployment in content["deployments"] for each in deployment.get("schedules", ())]
+    assert schedules
+    assert all(CronSchedule(cron=each["cron"], timezone=each["timezone"]) and each["active"] is False
+               for each in schedules)
 
 
 def test_prefect_commands_in_the_checkout_find_the_server(folder):
