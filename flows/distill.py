@@ -95,6 +95,7 @@ def main(given: Sequence[str] | None = None) -> int:
                                   "the results.")
     parser.add_argument("--datasets", nargs="+", metavar="DATASET", help="only these")
     parser.add_argument("--methods", nargs="+", metavar="METHOD", help="only these")
+    parser.add_argument("--force", action="store_true", help="run although nothing changed")
     options = parser.parse_args(given)
     return from_shell(
         "distill", options, lambda folder: plan.make(folder, options.datasets, options.methods),

@@ -58,6 +58,7 @@ def main(given: Sequence[str] | None = None) -> int:
     """Run the flow from a shell; see `from_shell` for exit codes."""
     parser = arguments("pretrain", "Bring a general study up to date: run what is stale, print the students.")
     parser.add_argument("--students", nargs="+", metavar="STUDENT", help="only these, with their assistants")
+    parser.add_argument("--force", action="store_true", help="run although nothing changed")
     options = parser.parse_args(given)
     return from_shell(
         "pretrain", options, lambda folder: plan.make_general(folder, options.students),

@@ -1,6 +1,7 @@
 """Where the files of a study lie. Every stage reads and writes through these paths only."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,12 @@ ROOT = Path(os.environ.get("KDFLOW_ROOT", Path(__file__).resolve().parents[1]))
 
 SOURCES = ROOT / ".kdflow" / "sources"
 """Downloaded packages, verified by checksum; safe to delete."""
+
+
+def searched_by(name: str) -> str:
+    """The name of the study whose search a folder of this name belongs to (`kdcore.study.trial`); any other folder's
+    own."""
+    return re.sub(r"\.trial-.*", "", name)
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,10 @@ class Layout:
     def analysis(self, dataset: str) -> Path:
         return self.study / "artifacts" / "analysis" / dataset
 
+    def export(self, name: str) -> Path:
+        """A student as ONNX; no out of DVC, since it holds latencies."""
+        return self.study / "artifacts" / "export" / name
+
     @property
     def corpus(self) -> Path:
         """Of a general study."""
@@ -74,6 +85,11 @@ class Layout:
     def measured(self) -> Path:
         """Times, throughput, latency: true of this machine only, hence no out of DVC."""
         return self.study / "results" / "measured"
+
+    @property
+    def search(self) -> Path:
+        """What a search of the grid tried and proposes; no out of DVC."""
+        return self.study / "search"
 
     @property
     def scratch(self) -> Path:

@@ -1,4 +1,4 @@
-"""Study folders: make one, find one, and shrink one to a profile.
+"""Study folders: make one, find one, shrink one to a profile, and try a point of its grid.
 
 A study is a folder with `params.yaml`, the pipeline (`dvc.yaml`, a link to the checkout's, of a general study to its
 `general.dvc.yaml`), `data/` for the user's
@@ -9,7 +9,7 @@ sibling folder `NAME.smoke`, made from both, so that a smoke run never touches t
 
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +84,7 @@ def materialise(study: Path, profile: str | None) -> Path:
     if profile not in known:
         hint = did_you_mean(profile, known) if known else f"{study / 'profiles'} holds none"
         raise UserError(f"{study.name} has no profile {profile!r}; {hint}")
-    root = ROOT.resolve()
-    folder = root / "studies" / f"demo.{profile}" if study == root else study.parent / f"{study.name}.{profile}"
+    folder = _sibling(study, profile)
     content = strict.merge(strict.read_yaml(study / "params.yaml"), strict.read_yaml(known[profile]))
     code = (study / content.get("code", ".")).resolve()
     header = MADE.format(sources=f"{study.name}/params.yaml and {study.name}/profiles/{profile}.yaml")
@@ -95,13 +94,64 @@ def materialise(study: Path, profile: str | None) -> Path:
     return folder
 
 
-def _write(folder: Path, content: Mapping[str, Any], code: Path, cache: Path | None, git: bool, header: str) -> Layout:
+def trial(study: Path, key: str, content: Mapping[str, Any]) -> Path:
+    """The folder that runs a trial of a study's search, made or brought up to date; see `kdcore.search`.
+
+    It lies beside the study, so that relative paths in the settings mean the same and DVC's run cache, which knows
+    stages by the paths they read, serves both. What the study has done already is taken over from its `dvc.lock`.
+
+    Raises:
+        UserError: the settings do not fit.
+    """
+    folder = trial_folder(study, key)
+    folder.mkdir(parents=True, exist_ok=True)
+    code = (study / content.get("code", ".")).resolve()
+    _link(folder / "data", study / "data")
+    _write(folder, content, code, cache=_cache(study), git=False, header=MADE.format(
+        sources=f"{study.name}/params.yaml and a point of its grid"), pipeline=study / "dvc.yaml")
+    chosen = content["study"]
+    items = {*chosen["datasets"], *chosen["methods"], *(f"{dataset}-{method}" for dataset in chosen["datasets"]
+                                                        for method in chosen["methods"])}
+    _take_over(study, folder, code, items)
+    return folder
+
+
+def trial_folder(study: Path, key: str) -> Path:
+    """Where the trial of a key lies."""
+    return _sibling(study, f"trial-{key}")
+
+
+def _sibling(study: Path, name: str) -> Path:
+    """The folder of a variation of a study: beside it, and under `studies` for the checkout itself."""
+    root = ROOT.resolve()
+    return root / "studies" / f"demo.{name}" if study == root else study.parent / f"{study.name}.{name}"
+
+
+def _take_over(study: Path, folder: Path, code: Path, items: Collection[str]) -> None:
+    """Begin a `dvc.lock` with the stages of these items of the study's, unless there is one: DVC restores from its
+    cache what is the same. Paths of code are seen from the new folder."""
+    lock = study / "dvc.lock"
+    if (folder / "dvc.lock").exists() or not lock.is_file():
+        return
+    content = strict.read_yaml(lock)
+    content["stages"] = {name: stage for name, stage in content.get("stages", {}).items()
+                         if name.partition("@")[2] in items}
+    for stage in content["stages"].values():
+        for dep in stage.get("deps", []):
+            path = Path(os.path.abspath(study / dep["path"]))
+            if path.is_relative_to(code / "kdcore"):
+                dep["path"] = os.path.relpath(path, folder)
+    (folder / "dvc.lock").write_text(_dump(content), encoding="utf-8")
+
+
+def _write(folder: Path, content: Mapping[str, Any], code: Path, cache: Path | None, git: bool, header: str,
+           pipeline: Path | None = None) -> Layout:
     folder.mkdir(parents=True, exist_ok=True)
     content = dict(content) | {"code": os.path.relpath(code.resolve(), folder.resolve())}
     general = config.is_general(content)
     strict.parse(general_config.GeneralStudy if general else config.Study, content, str(folder / "params.yaml"))
     _write_if_new(folder / "params.yaml", header + _dump(content))
-    _link(folder / "dvc.yaml", code / ("general.dvc.yaml" if general else "dvc.yaml"))
+    _link(folder / "dvc.yaml", pipeline or code / ("general.dvc.yaml" if general else "dvc.yaml"))
     if not (folder / "data").exists():
         (folder / "data").mkdir()
         (folder / "data" / "README.md").write_text("Your own CSV, JSONL or Parquet files go here.\n", encoding="utf-8")

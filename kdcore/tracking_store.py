@@ -50,9 +50,9 @@ def experiment_name(study: str) -> str:
 
 
 def study_name(study: Path) -> str:
-    """The name of a study: its folder's, and `demo` for the checkout itself."""
+    """The name of a study: its folder's, and `demo` for the checkout itself; a trial has that of the searched one."""
     folder = study.resolve()
-    return "demo" if folder == layout.ROOT.resolve() else folder.name
+    return "demo" if folder == layout.ROOT.resolve() else layout.searched_by(folder.name)
 
 
 def connect() -> "MlflowClient":

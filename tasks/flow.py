@@ -42,6 +42,16 @@ def bring_up_to_date(study: str, profile: str | None, parallel: int | None, make
         register: gets folder, plan, outcome and MLflow's parent run, adds its failures to the outcome, and returns
             what to tell of what it registered.
     """
+    def work(folder: Path, order: Order) -> State[None]:
+        return _run(folder, noted(make(folder)), order, chain, register)
+
+    return holding(study, profile, parallel, work)
+
+
+def holding(study: str, profile: str | None, parallel: int | None,
+            work: Callable[[Path, Order], State[None]]) -> State[None]:
+    """Claim a study, clean up after a flow that was killed, and work in its folder; who has it, or a mistake of the
+    user, becomes a state."""
     log = get_run_logger()
     try:
         folder = studies.materialise(studies.find(study), profile)
@@ -50,15 +60,19 @@ def bring_up_to_date(study: str, profile: str | None, parallel: int | None, make
             if claim.previous and claim.previous.flow_run and runs.close(claim.previous.flow_run):
                 log.warning(f"closed the run of a flow that was killed (PID {claim.previous.process.split(':')[0]})")
             runs.close_tasks_of_ended_flows()
-            todo = make(folder)
-            for note in todo.notes:
-                log.warning(note)
-            return _run(folder, todo, Order(study=str(folder), parallel=at_a_time(parallel),
-                                            gpus=tuple(slots.visible_gpus()), owner=claim.process), chain, register)
+            return work(folder, Order(study=str(folder), parallel=at_a_time(parallel),
+                                      gpus=tuple(slots.visible_gpus()), owner=claim.process))
     except BusyError as error:
         return Failed(name=BUSY, message=str(error))
     except UserError as error:
         return Failed(name=REFUSED, message=str(error))
+
+
+def noted(todo: Plan) -> Plan:
+    """The plan, after its notes are in the log."""
+    for note in todo.notes:
+        get_run_logger().warning(note)
+    return todo
 
 
 def _run(folder: Path, todo: Plan, order: Order, chain: Callable[[Plan, Order], Outcome],
@@ -106,10 +120,9 @@ def from_shell(name: str, options: argparse.Namespace, make: Callable[[Path], Pl
         conclude: prints the results of the study in a folder; with the plan where there was nothing to do.
 
     Returns:
-        The exit code: 0 done, 1 a stage failed, 2 the user's mistake, 75 the study is busy, 130 interrupted.
+        The exit code: see `exit_code`.
     """
-    prepare_environment()
-    try:
+    def work() -> int:
         folder = studies.materialise(studies.find(options.study), options.profile)
         if not options.force and not owner.left_dead(folder):
             with owner.claim(folder):
@@ -120,13 +133,30 @@ def from_shell(name: str, options: argparse.Namespace, make: Callable[[Path], Pl
                     print(intention(todo, 1))
                     conclude(folder, todo)
                     return 0
-        with server.reachable():
-            state = start()
-        if not state.is_completed():
-            print(f"{name}: {state.message}", file=sys.stderr)
-            return {BUSY: BusyError.exit_code, REFUSED: UserError.exit_code}.get(state.name or "", 1)
+        if code := run_to_end(name, start):
+            return code
         conclude(folder, None)
         return 0
+
+    return exit_code(name, work)
+
+
+def run_to_end(name: str, start: Callable[[], State[Any]]) -> int:
+    """Run a flow with a server, ours if there is none; says why it failed and returns the exit code."""
+    with server.reachable():
+        state = start()
+    if state.is_completed():
+        return 0
+    print(f"{name}: {state.message}", file=sys.stderr)
+    return {BUSY: BusyError.exit_code, REFUSED: UserError.exit_code}.get(state.name or "", 1)
+
+
+def exit_code(name: str, work: Callable[[], int]) -> int:
+    """Do what a shell asked for: 0 done, 1 a stage failed, 2 the user's mistake, 75 the study is busy, 130 interrupted.
+    """
+    prepare_environment()
+    try:
+        return work()
     except UserError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return error.exit_code
@@ -135,11 +165,10 @@ def from_shell(name: str, options: argparse.Namespace, make: Callable[[Path], Pl
         return 130
 
 
-def arguments(name: str, description: str) -> argparse.ArgumentParser:
-    """What every flow takes from a shell."""
+def arguments(name: str, description: str, counted: str = "stages") -> argparse.ArgumentParser:
+    """What every flow takes from a shell; `counted` are those of which `--parallel` run at a time."""
     parser = argparse.ArgumentParser(prog=f"python -m flows.{name}", description=description)
     parser.add_argument("--study", default=".", help="its folder (default: the checkout's own)")
     parser.add_argument("--profile", help="a file of its profiles/, without ending")
-    parser.add_argument("--parallel", type=int, help="stages at a time (default: one per GPU, else 2)")
-    parser.add_argument("--force", action="store_true", help="run although nothing changed")
+    parser.add_argument("--parallel", type=int, help=f"{counted} at a time (default: one per GPU, else 2)")
     return parser

@@ -78,10 +78,16 @@ def make(study: Path, datasets: Sequence[str] | None = None, methods: Sequence[s
         BusyError: a DVC command that somebody started by hand is running on this study.
     """
     settings = config.load(study / "params.yaml").study
-    chosen_datasets = _select("dataset", datasets, settings.datasets, "study.datasets")
-    chosen_methods = _select("method", methods, settings.methods, "study.methods")
+    chosen_datasets, chosen_methods = chosen(settings, datasets, methods)
     found = _look(study, lambda needs: _selected(needs, settings, chosen_datasets, chosen_methods), force)
     return Plan(chosen_datasets, chosen_methods, *found)
+
+
+def chosen(settings: config.Selection, datasets: Sequence[str] | None,
+           methods: Sequence[str] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The selected datasets and methods in the study's order; raises UserError for names that are not the study's."""
+    return (_select("dataset", datasets, settings.datasets, "study.datasets"),
+            _select("method", methods, settings.methods, "study.methods"))
 
 
 def make_general(study: Path, students: Sequence[str] | None = None, force: bool = False) -> Plan:
@@ -96,6 +102,11 @@ def make_general(study: Path, students: Sequence[str] | None = None, force: bool
     excluded = {stage_name("pretrain", name) for name in settings.students if name not in ordered}
     found = _look(study, lambda needs: [name for name in _in_order(needs) if name not in excluded], force)
     return Plan((), (), *found, students=ordered)
+
+
+def make_towards(study: Path, targets: Collection[str]) -> Plan:
+    """As `make`, for these stages and all that they need; names that are no stages of the study are left out."""
+    return Plan((), (), *_look(study, lambda needs: _with_upstream(needs, targets), force=False))
 
 
 Selecting = Callable[[Mapping[str, frozenset[str]]], list[str]]
@@ -227,6 +238,15 @@ def _with_downstream(stale: dict[str, str], needs: Mapping[str, frozenset[str]])
 
 def _in_order(needs: Mapping[str, frozenset[str]]) -> list[str]:
     return list(TopologicalSorter(needs).static_order())
+
+
+def _with_upstream(needs: Mapping[str, frozenset[str]], targets: Collection[str]) -> list[str]:
+    """The targets and everything before them, in the order of the graph."""
+    wanted: set[str] = set()
+    for name in reversed(_in_order(needs)):
+        if name in targets or name in wanted:
+            wanted |= {name, *needs[name]}
+    return [name for name in _in_order(needs) if name in wanted]
 
 
 def _selected(needs: Mapping[str, frozenset[str]], settings: config.Selection, datasets: Collection[str],

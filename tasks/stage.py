@@ -20,7 +20,7 @@ from typing import Any
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
-from prefect.states import Failed
+from prefect.states import Completed, Failed
 
 from kdcore.layout import Layout
 from tasks import guard, slots
@@ -37,6 +37,22 @@ NEWS_LINES = 3
 """... and then at most so many lines; the log file has all."""
 _TICK = 0.1
 _BUSY = ("is busy, it is being blocked by", "Unable to acquire lock")
+
+
+class Stop(threading.Event):
+    """Ends the stages of one trial of a search. `give_up` does so without calling it a failure."""
+
+    NAME = "Pruned"
+    """Of the state in which a stage that was given up ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given_up = False
+
+    def give_up(self) -> None:
+        """End the stage that runs: it is not worth its time."""
+        self.given_up = True
+        self.set()
 
 
 class StageFailed(Exception):
@@ -86,13 +102,17 @@ def is_busy(_task: Any, _run: Any, state: Any) -> bool:
 def run_stage(stage: str, order: dict[str, Any]) -> dict[str, Any] | State[Any]:
     """Run one stage; `order` is an `Order` as a dictionary. Returns what `run` returns.
 
-    A stage that failed ends the task Failed with one line that says why; the rest is in its log.
+    A stage that failed ends the task Failed with one line that says why; the rest is in its log. One that a search gave
+    up ends it Completed, by the name of `Stop.NAME`.
     """
+    stop = STOP.get(threading.Event())
     try:
-        return run(stage, Order(**order), STOP.get(threading.Event()), get_run_logger())
+        return run(stage, Order(**order), stop, get_run_logger())
     except StageBusy:
         raise  # an exception is what makes Prefect try again
     except (StageFailed, InterruptedError) as error:
+        if isinstance(stop, Stop) and stop.given_up:
+            return Completed(message=str(error), name=Stop.NAME)
         return Failed(message=str(error), name="TimedOut" if isinstance(error, StageTimedOut) else "Failed")
 
 

@@ -47,6 +47,18 @@ def grid(dataset: DatasetArgument, method: MethodArgument, study: StudyOption = 
             typer.echo(f"dvc exp run {options} evaluate@{dataset}-{method}")
 
 
+def accept_search(study: StudyOption = Path()) -> None:
+    """Write what a search proposes, after you have read search/proposal.yaml, into params.yaml.
+
+    Example: kdflow accept-search --study studies/rail-bert12
+    """
+    opening.check_folder(study)
+    from kdcore import proposal
+
+    for line in proposal.accept(study):
+        typer.echo(line)
+
+
 def status(study: StudyOption = Path()) -> None:
     """Tell who works on a study, what is not current, and the results so far.
 
