@@ -101,7 +101,7 @@ def test_settings_of_methods_fit_also_in_every_profile(folder: Path) -> None:
 
 
 def test_the_shipped_studies_are_looked_at() -> None:
-    assert {"general-bert6", "general-cpu", "minilm-ablations"} <= {folder.name for folder in STUDIES}
+    assert {"general-bert6", "general-cpu", "minilm-ablations", "minilm-tables"} <= {folder.name for folder in STUDIES}
 
 
 def test_each_stage_calls_the_command_of_its_name() -> None:

@@ -239,3 +239,36 @@ def test_the_studies_of_500_labels_differ_in_the_rows_without_labels_alone():
     assert len(settings.study.seeds) == 3
     assert settings.student_training("sst2").keep == "last"
     assert settings.student_training("sst2").steps == 2 * 172, "two passes over 5,500 rows in batches of 32"
+
+
+def test_the_students_of_the_minilm_tables_have_a_profile_each():
+    made = strict.read_yaml(ROOT / "studies/minilm-tables/params.yaml")["students"]
+    folder = ROOT / "studies/minilm-glue"
+    settings = config.load(folder / "params.yaml")
+    others = {name: strict.read_yaml(path)["pair"]["student"]["source"] for name, path in study.profiles(folder).items()
+              if name != "smoke"}
+    sources = [settings.pair.student.source, *others.values()]
+    assert {Path(source).name for source in sources} == {*made, "distilbert6", "tinybert6"} - {"assistant_12x384"}
+    assert all(Path(source).name == name for name, source in others.items())
+    sizes = {(student["model"].get("depth"), student["model"].get("width")) for student in made.values()}
+    assert sizes == {(6, None), (None, 384), (6, 384), (4, 384), (3, 384)}
+    assert {tuple(student.get("options", {}).items()) for student in made.values()} == {
+        (), (("values", "none"),), (("values", "mse"),), (("layers", "layer_to_layer"),)}
+
+
+def test_the_study_of_knowledge_selection_at_full_size_is_the_papers():
+    settings = config.load(ROOT / "studies/ksm-bert6/params.yaml")
+    assert len(settings.study.seeds) == 3
+    teacher = settings.teacher_training("mnli")
+    assert (teacher.learning_rate, teacher.batch_size, teacher.epochs) == (5e-5, 32, 5)
+    selectors = {name: methods.of_entry(settings.method(name)) for name in settings.study.methods
+                 if settings.method(name).file == "ksm"}
+    assert {(found.actions, found.reward) for found in selectors.values()} == {
+        ("soft", "loss"), ("hard", "loss"), ("soft", "score")}
+    assert {point["training.student.learning_rate"] for point in settings.points("rte", "ksm_hard")} == {
+        2e-5, 3e-5, 5e-5}
+    assert len(settings.points("rte", "ksm_hard")) == 3 * 4 * 3 * 2
+    for profile, depth in (("three", 3), ("augmented", None)):
+        changes = strict.read_yaml(study.profiles(ROOT / "studies/ksm-bert6")[profile])
+        content = strict.merge(strict.read_yaml(ROOT / "studies/ksm-bert6/params.yaml"), changes)
+        assert strict.parse(config.Study, content, profile).pair.student.depth == depth
