@@ -5,6 +5,7 @@ another student, is refused before anything is written.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from kdcore.tracking_store import study_name
 Scores = dict[str, dict[str, float]]
 """Split name -> metric name -> value."""
 NOT_METRICS = ("degenerate", "n")
+RESAMPLES = 1000
+LEVEL = 0.95
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,8 @@ class Candidate:
 
     checkpoint   hash of its folder, as DVC would give; equal for equal bytes
     hashes       DVC hashes of what it came from: student (all seeds), prepared, teacher, evaluation
+    all_seeds    scores of every seed of the method, this one too
+    intervals    of 95 %, split -> metric -> bounds, over the examples of the split; where predictions tell them
     latency      as measured on this machine (`kdcore.evaluation.cost.latency`); None where it was not
     taught_by    who its teacher is where that is an average of models or files; empty for one model
     origin       where its first weights came from, as `kdcore.origin` tells; empty where from its teacher
@@ -45,6 +50,8 @@ class Candidate:
     hashes: dict[str, str]
     code: Revision
     scores: Scores
+    all_seeds: list[Scores]
+    intervals: dict[str, dict[str, tuple[float, float]]]
     teacher_scores: Scores
     parameters: int
     latency: dict[str, Any] | None
@@ -94,7 +101,9 @@ def gather(study: config.Study, layout: Layout, dataset: str, method: str, seed:
     return Candidate(
         study=study_name(layout.study), dataset=dataset, method=method, seed=seed, folder=folder,
         evaluation=layout.evaluation(dataset, method), info=info, checkpoint=hash_folder(folder), hashes=hashes,
-        code=revision(layout.study), scores=scores[f"seed-{seed}"],
+        code=revision(layout.study), scores=scores[f"seed-{seed}"], all_seeds=list(scores.values()),
+        intervals=_intervals(layout.evaluation(dataset, method) / "predictions" / f"seed-{seed}", info,
+                             scores[f"seed-{seed}"]),
         teacher_scores=read_scores(layout, dataset, "teacher").get("teacher", {}), parameters=_parameters(folder),
         latency=_latency(layout, dataset, method),
         settings={"method": {"name": entry.file, **entry.options}, "training": training,
@@ -103,8 +112,11 @@ def gather(study: config.Study, layout: Layout, dataset: str, method: str, seed:
         variant=entry if entry.is_variant else None)
 
 
-def best(study: config.Study, layout: Layout, dataset: str) -> tuple[str, int, str]:
+def best(study: config.Study, layout: Layout, dataset: str,
+         methods: Sequence[str] | None = None) -> tuple[str, int, str]:
     """The student to release: of the method with the best mean over seeds, its best seed. Also says why.
+
+    `methods` are those to choose from, by default all of the study.
 
     Both are decided on the split that selects, by the mean of the dataset's metrics; ties go to the first.
 
@@ -115,7 +127,7 @@ def best(study: config.Study, layout: Layout, dataset: str) -> tuple[str, int, s
     info = Prepared.load(layout.prepared(dataset)).info
     means: dict[str, float] = {}
     seeds: dict[str, dict[int, float]] = {}
-    for method in study.study.methods:
+    for method in methods or study.study.methods:
         scores = read_scores(layout, dataset, method)
         seeds[method] = {seed: selection_score(scores[f"seed-{seed}"], info) for seed in study.study.seeds
                          if f"seed-{seed}" in scores}
@@ -196,6 +208,28 @@ def _checked_hashes(layout: Layout, dataset: str, method: str) -> dict[str, str]
             raise UserError(f"{paths['evaluation']} belongs to an earlier student; run "
                             f"`dvc repro evaluate@{dataset}-{method}`")
     return hashes
+
+
+def _intervals(folder: Path, info: PreparedInfo, scores: Scores) -> dict[str, dict[str, tuple[float, float]]]:
+    """Bootstrap intervals of a model's scores; a metric that needs more than predicted classes has none."""
+    import numpy as np
+    import pyarrow.parquet as pq
+
+    from kdcore.analysis.resampling import resampled
+    from kdcore.evaluation.metrics import CLASS_METRICS, SCORE_METRICS
+
+    column = "score" if info.regression else "prediction"
+    found: dict[str, dict[str, tuple[float, float]]] = {}
+    for split, values in scores.items():
+        if not (path := folder / f"{split}.parquet").is_file():
+            continue
+        table = pq.read_table(path, columns=["label", column])
+        predictions, labels = table[column].to_numpy()[None], table["label"].to_numpy()
+        for metric in values.keys() & {*CLASS_METRICS, *SCORE_METRICS}:
+            draws = resampled(metric, predictions, labels, RESAMPLES, seed=0)[:, 0]
+            low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+            found.setdefault(split, {})[metric] = float(low), float(high)
+    return found
 
 
 def _pair(pair: config.Pair) -> dict[str, Any]:

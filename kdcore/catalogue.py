@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kdcore import tracking_store
+from kdcore import champions, tracking_store
 from kdcore.errors import UserError, did_you_mean
 from kdcore.registry import aliases
 
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
     from rich.table import Table
 
+ALIASES = ("champion: the released version, which others load. challenger: the newest other one, not released; `kdflow "
+           "promote MODEL` releases it if it passes the gates, `kdflow rollback MODEL` takes that back.")
 _METRIC = "metric."
+_HASH = "dvc."
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,14 @@ class Entry:
     revision: str
     checkpoint: str
     description: str
+    study: str
+    dataset: str
+    hashes: dict[str, str]
+    """DVC hashes by what they are of: student (all seeds), prepared, teacher, evaluation."""
+    gates: str
+    """What the gates said when it was last to be promoted, one a line; empty before."""
+    reigns: tuple[str, ...]
+    """Who was champion of the model when, oldest first."""
 
 
 def entries(name: str | None = None) -> list[Entry]:
@@ -70,7 +81,7 @@ def table(found: list[Entry]) -> "Table":
     from rich.table import Table
 
     grid = Table("model", "version", "alias", "method", "seed", "scores", "parameters", "commit", "checkpoint",
-                 title="Registered models", title_justify="left")
+                 title="Registered models", title_justify="left", caption=ALIASES, caption_justify="left")
     for entry in found:
         grid.add_row(entry.name, entry.version, ", ".join(entry.aliases), entry.method, entry.seed, _scores(entry),
                      f"{entry.parameters / 1e6:.1f} M", _short(entry.revision), entry.checkpoint[:8])
@@ -82,19 +93,33 @@ def as_json(found: list[Entry]) -> str:
     return json.dumps([vars(entry) for entry in found], indent=2, ensure_ascii=False)
 
 
+def page(entry: Entry) -> str:
+    """All about a version, for the terminal: its card, what the gates said and who was champion when."""
+    gates = entry.gates.splitlines() or ["never tried: it is the first version, or nobody promoted it yet"]
+    return "\n".join([
+        f"{entry.name} version {entry.version}" + (f": {', '.join(entry.aliases)}" if entry.aliases else ""), "",
+        # Spaces that keep MLflow's tables apart are of no use here.
+        entry.description.replace("\N{NO-BREAK SPACE}", ""), "",
+        "**Gates**", "", *(f"- {gate}" for gate in gates), "",
+        "**Champions**", "", *(f"- {reign}" for reign in entry.reigns or ("not noted yet",))])
+
+
 def _versions(client: "MlflowClient", name: str) -> list[Entry]:
     by_version = aliases(client, name)
+    reigns = tuple(map(str, champions.history(client, name)))
     found = client.search_model_versions(f"name = '{name}'")
-    return [_entry(version, by_version) for version in sorted(found, key=lambda v: -int(v.version))]
+    return [_entry(version, by_version, reigns) for version in sorted(found, key=lambda v: -int(v.version))]
 
 
-def _entry(version: "ModelVersion", by_version: dict[str, tuple[str, ...]]) -> Entry:
+def _entry(version: "ModelVersion", by_version: dict[str, tuple[str, ...]], reigns: tuple[str, ...]) -> Entry:
     tags = version.tags
     scores = {key.removeprefix(_METRIC): value for key, value in tags.items() if key.startswith(_METRIC)}
+    hashes = {key.removeprefix(_HASH): value for key, value in tags.items() if key.startswith(_HASH)}
     return Entry(version.name, str(version.version), by_version.get(str(version.version), ()),
                  tags.get("kdflow.method", ""), tags.get("kdflow.seed", ""), scores, tags.get("kdflow.selected_on", ""),
                  int(tags.get("kdflow.parameters", 0)), tags.get("kdflow.revision", ""),
-                 tags.get("kdflow.checkpoint", ""), version.description or "")
+                 tags.get("kdflow.checkpoint", ""), version.description or "", tags.get("kdflow.study", ""),
+                 tags.get("kdflow.dataset", ""), hashes, tags.get("kdflow.gates", ""), reigns)
 
 
 def _scores(entry: Entry) -> str:

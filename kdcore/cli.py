@@ -26,8 +26,9 @@ app = typer.Typer(
 
 COMMANDS = (
     studies.init, stages.prepare, stages.teacher, stages.features, stages.method, stages.selector, stages.distill,
-    stages.evaluate, stages.analyse, stages.report, studies.grid, release.register, release.models, studies.status,
-    studies.doctor, general.general_teacher, general.corpus, general.pretrain, general.general_report,
+    stages.evaluate, stages.analyse, stages.report, studies.grid, studies.accept_search, release.export,
+    release.register, release.promote, release.rollback, release.models, release.show, studies.status, studies.doctor,
+    general.general_teacher, general.corpus, general.pretrain, general.general_report,
 )
 """In the order in which help lists them."""
 

@@ -1,8 +1,10 @@
 """What a stranger reads on the registry page: what the model is, how good, how to use it, where it came from."""
 
+import statistics
 from typing import Any
 
 from kdcore.candidate import Candidate
+from kdcore.data.prepared import PreparedInfo
 
 EXAMPLE = ("A charming film.", "The film is charming.")
 
@@ -10,17 +12,9 @@ EXAMPLE = ("A charming film.", "The film is charming.")
 def of_model(candidate: Candidate, name: str) -> str:
     """Markdown for a registered model: what all of its versions have in common."""
     info = candidate.info
-    columns = "`text` and `text_pair`" if info.is_pair else "`text`"
-    if info.labels is None:
-        low, high = info.score_range or (None, None)
-        answer = "`score`" + (f", trained on scores from {low:g} to {high:g}" if low is not None else "")
-    else:
-        answer = ("`label`, the most probable class, and one `probability:NAME` for each of "
-                  + ", ".join(f"`{label}`" for label in info.labels))
     return f"""**A small text model for `{info.name}`, distilled from a larger one** by the study `{candidate.study}`.
 
-**In:** {columns}, up to {info.max_length} tokens together; longer texts are cut.
-**Out:** {answer}.
+{_interface(info)}
 
 **Serve it** (in the kdflow checkout; elsewhere with `MLFLOW_TRACKING_URI` set)
 
@@ -43,12 +37,13 @@ The folder `artifacts/seed-N` of a version is a plain transformers model: it loa
 `AutoModelForSequenceClassification.from_pretrained` and needs neither MLflow nor kdflow.
 
 `champion` is the released version. `challenger` is the newest one; it takes over when it passes the gates: better on
-the selection split beyond noise, not worse out of domain, latency measured, same labels.
+the selection split beyond noise, not worse out of domain, latency measured, same labels. `kdflow promote {name}` tries
+that, `kdflow rollback {name}` takes it back; tags `kdflow.champion.N` say who was champion when.
 """
 
 
 def of_version(candidate: Candidate) -> str:
-    """Markdown for one version: scores beside the teacher's, cost, lineage and how to make it again.
+    """Markdown for one version: scores beside the teacher's, data, cost, limits, lineage and how to make it again.
 
     MLflow's list of versions shows the first line as it is, hence without markup.
     """
@@ -64,26 +59,73 @@ def of_version(candidate: Candidate) -> str:
         origin += [(f"general {what}", candidate.origin["general"][what]) for what in ("teacher", "corpus")]
     if candidate.selector:
         origin.append(("selector", candidate.selector["fingerprint"]))
-    again = [f"git checkout {code.commit}"] if code.commit else []
-    again += [f"cd studies/{candidate.study}"] if candidate.study != "demo" else []
-    again += ["dvc pull --run-cache   # where a remote is set up", f"dvc repro {candidate.stage}"]
+    again = rebuild(code.commit, candidate.study, candidate.stage, candidate.hashes["student"])
     dirty = "\n\nThe code had changes that were not committed, so the revision alone does not tell all of it." \
         if code.dirty else ""
     return "\n".join([
         f"{candidate.method}, seed {candidate.seed}: {summary}", "",
-        *_table(("split", "role", "metric", "this model", "its teacher"),
-                [(split, _role(candidate, split), metric, f"{value:.4f}", _teacher(candidate, split, metric))
+        _interface(info), "",
+        *_table(("split", "role", "metric", "this model", "95 % interval", "mean over seeds", "its teacher"),
+                [(split, _role(candidate, split), metric, f"{value:.4f}", _interval(candidate, split, metric),
+                  _over_seeds(candidate, split, metric), _teacher(candidate, split, metric))
                  for split, metric, value in scores]), "",
-        f"The checkpoint was chosen on `{info.select}` ({info.splits[info.select].rows:,} rows). "
-        "These are the numbers of this one model; the study's report has means over seeds.", "",
+        f"The checkpoint was chosen on `{info.select}` ({info.splits[info.select].rows:,} rows). Intervals tell what "
+        "other examples would have given (bootstrap), seeds what other draws of weights and batches did.", "",
+        f"**Trained on** {_data(info)}.", "",
         f"**Cost:** {_count(candidate.parameters)} parameters; {_latency(candidate)}.", "",
-        *([f"**Its method:** {candidate.variant.told()}.", ""] if candidate.variant else []),
+        f"**Its method:** {candidate.variant.told() if candidate.variant else f'`{candidate.method}`'}.", "",
         *([f"**Its teacher:** {candidate.taught_by}.", ""] if candidate.taught_by else []),
         *([f"**It started as** {general}.", ""] if (general := _general(candidate.origin)) else []),
         *([f"**What it learned was weighed by** {_selector(candidate.selector)}.", ""] if candidate.selector else []),
+        "**Limits**", "", *(f"- {limit}" for limit in _limits(candidate)), "",
         "**Where it came from**", "",
         *_table(("what", "revision or DVC hash"), [(what, f"`{value}`") for what, value in origin]), "",
         "**Make it again**", "", "```", *again, "```" + dirty, ""])
+
+
+def rebuild(commit: str, study: str, stage: str, student: str) -> list[str]:
+    """Commands that bring a student back, from the DVC cache or a remote where these have it, else by training.
+
+    `student` is the DVC hash of all seeds of its method.
+    """
+    return [*([f"git checkout {commit}"] if commit else []), *([f"cd studies/{study}"] if study != "demo" else []),
+            "dvc pull --run-cache   # where a remote is set up; else leave it out",
+            f"dvc repro {stage}", f"grep {student} dvc.lock   # found: these are the same bytes"]
+
+
+def _interface(info: PreparedInfo) -> str:
+    """What goes in and what comes out."""
+    columns = "`text` and `text_pair`" if info.is_pair else "`text`"
+    if info.labels is None:
+        low, high = info.score_range or (None, None)
+        answer = "`score`" + (f", trained on scores from {low:g} to {high:g}" if low is not None else "")
+    else:
+        answer = ("`label`, the most probable class, and one `probability:NAME` for each of "
+                  + ", ".join(f"`{label}`" for label in info.labels))
+    return (f"**In:** {columns}, up to {info.max_length} tokens together; longer texts are cut.\n"
+            f"**Out:** {answer}.")
+
+
+def _data(info: PreparedInfo) -> str:
+    train = info.splits[info.train]
+    unlabelled = f", {train.unlabelled:,} of them without a label" if train.unlabelled else ""
+    note = f" ({train.note})" if train.note else ""
+    warned = "".join(f"; preparation warned: {warning}" for warning in info.warnings)
+    return f"{train.rows:,} rows of `{info.name}`{unlabelled}, from {train.source}{note}{warned}"
+
+
+def _limits(candidate: Candidate) -> list[str]:
+    """What a user should not expect."""
+    info = candidate.info
+    partners = ", ".join(f"`{split}`" for split in info.with_role("ood") if split in candidate.scores)
+    limits = [f"Texts are cut after {info.max_length} tokens.",
+              f"Outside of `{info.name}` it was tried on {partners} alone." if partners else
+              f"It was tried on `{info.name}` alone: how it does on other texts is not known."]
+    if info.labels is not None:
+        limits.append("Whatever the text, it gives one of its classes; its probabilities were not checked for "
+                      "calibration.")
+    limits.append("It learned from its data and its teacher, also what is wrong or unfair in them.")
+    return limits
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
@@ -107,6 +149,18 @@ def _role(candidate: Candidate, split: str) -> str:
     if about.role == "select" and candidate.info.with_role("report"):
         return "selects" + (f"; {about.note}" if about.note else "")
     return words.get(about.role, about.role) + (f"; {about.note}" if about.note else "")
+
+
+def _interval(candidate: Candidate, split: str, metric: str) -> str:
+    bounds = candidate.intervals.get(split, {}).get(metric)
+    return "" if bounds is None else f"{bounds[0]:.4f} to {bounds[1]:.4f}"
+
+
+def _over_seeds(candidate: Candidate, split: str, metric: str) -> str:
+    values = [scores[split][metric] for scores in candidate.all_seeds if metric in scores.get(split, {})]
+    if len(values) < 2:
+        return ""
+    return f"{statistics.mean(values):.4f} ± {statistics.stdev(values):.4f} (n = {len(values)})"
 
 
 def _teacher(candidate: Candidate, split: str, metric: str) -> str:

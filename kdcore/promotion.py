@@ -15,11 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kdcore import tracking_store
+from kdcore import catalogue, champions, tracking_store
 from kdcore.analysis.resampling import resampled
+from kdcore.champions import CHAMPION
 from kdcore.data.prepared import INFO_FILE, PreparedInfo
 from kdcore.errors import UserError, did_you_mean
-from kdcore.registry import CHALLENGER, CHAMPION, aliases
+from kdcore.registry import CHALLENGER, aliases
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -64,6 +65,31 @@ def gates(challenger: Evidence, champion: Evidence) -> tuple[Gate, ...]:
     return tuple(checks)
 
 
+def version_of(model: str) -> tuple[str, str | None]:
+    """Name and version of `NAME`, whose version is open, `NAME@ALIAS` or `NAME/VERSION`.
+
+    Raises:
+        UserError: there is no such model, alias or version.
+    """
+    name = model.removeprefix("models:/")
+    if "@" not in name and "/" not in name:
+        return name, None
+    entry = catalogue.one(name)
+    return entry.name, entry.version
+
+
+def rollback(name: str) -> tuple[str, str]:
+    """Make the champion before champion again; returns the versions that left and came.
+
+    Raises:
+        UserError: no such model, or no champion before that still exists.
+    """
+    client = tracking_store.connect()
+    with tracking_store.lock("registry"):
+        _aliases_of(client, name)
+        return champions.rollback(client, name, _versions(client, name))
+
+
 def promote(name: str, version: str | None = None) -> tuple[str, tuple[Gate, ...]]:
     """Make a version, by default the challenger, champion if it passes all gates; returns it and the gates.
 
@@ -78,15 +104,17 @@ def promote(name: str, version: str | None = None) -> tuple[str, tuple[Gate, ...
         chosen = version or taken.get(CHALLENGER)
         if chosen is None:
             raise UserError(f"{name} has no {CHALLENGER}; register a student first, or name a version")
-        known = [str(found.version) for found in client.search_model_versions(f"name = '{name}'")]
+        known = _versions(client, name)
         if chosen not in known:
             raise UserError(f"{name} has no version {chosen}; {did_you_mean(chosen, known)}")
         if chosen == taken.get(CHAMPION):
             raise UserError(f"version {chosen} of {name} already is the {CHAMPION}")
+        if CHAMPION not in taken:
+            raise UserError(f"{name} has no {CHAMPION} to compare with; set the alias in MLflow, or register anew")
         checks = gates(_evidence(client, name, chosen), _evidence(client, name, taken[CHAMPION]))
         client.set_model_version_tag(name, chosen, "kdflow.gates", "\n".join(map(str, checks)))
         if all(gate.passed for gate in checks):
-            client.set_registered_model_alias(name, CHAMPION, chosen)
+            champions.crown(client, name, chosen, "promoted")
             if taken.get(CHALLENGER) == chosen:
                 client.delete_registered_model_alias(name, CHALLENGER)
         return chosen, checks
@@ -151,6 +179,10 @@ def _aliases_of(client: "MlflowClient", name: str) -> dict[str, str]:
         known = [model.name for model in client.search_registered_models()]
         hint = did_you_mean(name, known) if known else "nothing is registered yet"
         raise UserError(f"there is no registered model {name!r}; {hint}") from None
+
+
+def _versions(client: "MlflowClient", name: str) -> list[str]:
+    return [str(found.version) for found in client.search_model_versions(f"name = '{name}'")]
 
 
 def _evidence(client: "MlflowClient", name: str, version: str) -> Evidence:

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kdcore import config, model_card, tracking_store
+from kdcore import champions, config, model_card, tracking_store
 from kdcore.candidate import Candidate, best, gather
+from kdcore.champions import CHAMPION
 from kdcore.data.prepared import INFO_FILE
 from kdcore.layout import Layout
 from kdcore.tracking import flatten
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
     from mlflow.models import ModelSignature
     from mlflow.tracking import MlflowClient
 
-CHAMPION = "champion"
 CHALLENGER = "challenger"
 CHECKPOINT = "kdflow.checkpoint"
 REQUIREMENTS = ("mlflow", "torch", "transformers", "safetensors")
+DESCRIPTION = 5000
+"""Characters that MLflow's databases keep of one."""
 SERVED_CODE = Path(__file__).with_name("serving.py")
 
 
@@ -73,7 +75,7 @@ def register(study: config.Study, layout: Layout, dataset: str, method: str, see
         else:
             for key, value in _tags(candidate).items():
                 client.set_model_version_tag(name, version, key, value)
-        client.update_model_version(name, version, model_card.of_version(candidate))
+        client.update_model_version(name, version, model_card.of_version(candidate)[:DESCRIPTION])
         _alias(client, name, version)
         return Registered(name, version, aliases(client, name).get(version, ()), new)
 
@@ -82,6 +84,16 @@ def register_best(study: config.Study, layout: Layout, dataset: str) -> tuple[Re
     """Register the best student of a dataset; also returns why it is the best."""
     method, seed, reason = best(study, layout, dataset)
     return register(study, layout, dataset, method, seed), reason
+
+
+def download(name: str, version: str, folder: Path) -> Path:
+    """Fetch a registered student into `folder`; returns its own folder, a plain transformers model."""
+    import mlflow
+
+    with _fluent():
+        place = Path(mlflow.artifacts.download_artifacts(f"models:/{name}/{version}", dst_path=str(folder)))
+    (student,) = (place / "artifacts").iterdir()
+    return student
 
 
 def find(client: "MlflowClient", name: str, checkpoint: str) -> str | None:
@@ -172,6 +184,7 @@ def _log_facts(client: "MlflowClient", run: str, candidate: Candidate) -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, INFO_FILE).write_text(candidate.info.to_json(), encoding="utf-8")
         Path(folder, "latency.json").write_text(json.dumps(candidate.latency, indent=2), encoding="utf-8")
+        Path(folder, "model_card.md").write_text(model_card.of_version(candidate), encoding="utf-8")
         for file in sorted(Path(folder).iterdir()):
             client.log_artifact(run, str(file), "evaluation")
 
@@ -220,7 +233,7 @@ def _alias(client: "MlflowClient", name: str, version: str) -> None:
     """The first version becomes champion, a later one challenger; older ones never take an alias back."""
     taken = client.get_registered_model(name).aliases
     if CHAMPION not in taken:
-        client.set_registered_model_alias(name, CHAMPION, version)
+        champions.crown(client, name, version, "first")
     elif int(version) > max(int(taken[CHAMPION]), int(taken.get(CHALLENGER, 0))):
         client.set_registered_model_alias(name, CHALLENGER, version)
 

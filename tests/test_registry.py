@@ -426,7 +426,7 @@ def test_the_stage_registers_the_best_and_promotes_when_asked(store: Store, caps
     out = capsys.readouterr().out
     assert "finetune has the best mean accuracy over 2 seed(s) on validation" in out
     assert f"{NAME} version 1 registered, models:/{NAME}@champion" in out
-    with pytest.raises(UserError, match="stays challenger: better on validation refused"):
+    with pytest.raises(UserError, match="version 2 does not become champion: better on validation refused"):
         stage.run(toy.settings(), store.layout, "toy", "rail_kd_l", 1, promote=True)
     with pytest.raises(UserError, match="give both, or neither"):
         stage.run(toy.settings(), store.layout, "toy", "rail_kd_l")

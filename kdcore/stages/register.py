@@ -5,9 +5,10 @@ idempotent instead.
 """
 
 from kdcore import config
+from kdcore.champions import CHAMPION
 from kdcore.errors import UserError
 from kdcore.layout import Layout
-from kdcore.registry import CHAMPION, Registered, register, register_best
+from kdcore.registry import Registered, register, register_best
 
 
 def run(study: config.Study, layout: Layout, dataset: str, method: str | None = None, seed: int | None = None,
@@ -27,18 +28,24 @@ def run(study: config.Study, layout: Layout, dataset: str, method: str | None = 
     state = "registered" if registered.new else "was registered before"
     print(f"{registered.name} version {registered.version} {state}, {registered.uri}")
     if promote and CHAMPION not in registered.aliases:
-        _promote(registered)
+        promote_version(f"{registered.name}/{registered.version}")
     return registered
 
 
-def _promote(registered: Registered) -> None:
+def promote_version(model: str) -> None:
+    """Make a registered version champion if it passes all gates; a name alone means its challenger.
+
+    Raises:
+        UserError: no such model, or a gate refuses.
+    """
     from kdcore import promotion
 
-    _, gates = promotion.promote(registered.name, registered.version)
+    name, version = promotion.version_of(model)
+    version, gates = promotion.promote(name, version)
     for gate in gates:
         print(gate)
     refused = [gate for gate in gates if not gate.passed]
     if refused:
-        raise UserError(f"{registered.name} version {registered.version} stays challenger: {refused[0].name} refused "
+        raise UserError(f"{name} version {version} does not become {CHAMPION}: {refused[0].name} refused "
                         f"({refused[0].reason})")
-    print(f"{registered.name} version {registered.version} is now {CHAMPION}")
+    print(f"{name} version {version} is now {CHAMPION}")
