@@ -158,16 +158,20 @@ def tiny_inputs(family: str, rows: int = 4, seed: int = 0, longest: int = 20) ->
 
 
 def tiny_prepared(folder: Path, teacher: str = "bert", student: str | None = None, rows: int = 40,
-                  labels: tuple[str, ...] | None = SENTIMENT, max_length: int = 24, seed: int = 0) -> Prepared:
-    """Write a prepared dataset of random sentences with the splits train and validation; `student` None shares
-    the teacher's tokenizer."""
+                  labels: tuple[str, ...] | None = SENTIMENT, max_length: int = 24, seed: int = 0,
+                  pair: bool = False) -> Prepared:
+    """Write a prepared dataset of random sentences, or pairs of them, with the splits train and validation; `student`
+    None shares the teacher's tokenizer."""
     tokenizers = {"teacher": tiny_tokenizer(teacher), "student": tiny_tokenizer(student or teacher)}
     prints = {which: tokenizer_fingerprint(tokenizer) for which, tokenizer in tokenizers.items()}
     splits = {}
     for name, role, count, offset in (("train", "train", rows, 0), ("validation", "select", rows // 2 + 1, 1)):
         ids = np.arange(count)
         label = pa.array(ids % len(labels)) if labels else pa.array(ids / count, pa.float32())
-        table = pa.table({"id": ids, "text": tiny_texts(count, 2 * seed + offset), "label": label})
+        texts = {"text": tiny_texts(count, 2 * seed + offset)}
+        if pair:
+            texts["text_pair"] = tiny_texts(count, 2 * seed + offset + 1000)
+        table = pa.table({"id": ids, **texts, "label": label})
         splits[name] = SplitInfo(name, role, count, "random", labels, max_length=max_length)
         folder.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, split_file(folder, name))
@@ -176,6 +180,6 @@ def tiny_prepared(folder: Path, teacher: str = "bert", student: str | None = Non
             path.parent.mkdir(exist_ok=True)
             tokenise(table, tokenizer, max_length, lambda rows: None).save(path)
     info = PreparedInfo(folder.name, labels, None if labels else (0.0, 1.0), ("accuracy",) if labels else ("pearson",),
-                        False, max_length, splits, prints)
+                        pair, max_length, splits, prints)
     (folder / INFO_FILE).write_text(info.to_json(), encoding="utf-8")
     return Prepared.load(folder)

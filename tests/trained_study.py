@@ -45,18 +45,20 @@ def info(pair: bool, labels: tuple[str, ...] | None = LABELS) -> PreparedInfo:
 
 def write_study(layout: Layout, pair: bool = True, labels: tuple[str, ...] | None = LABELS, method: str = "rail_kd_l",
                 family: str = "bert", models: dict[int, int] | None = None, quality: Quality | None = None,
-                latency: bool = True) -> None:
+                latency: bool = True, about: PreparedInfo | None = None) -> None:
     """Write prepared data, students of two seeds, their evaluation and dvc.lock; call again to replace them.
 
     Args:
+        about: the data, where these have been prepared already; in place of `pair` and `labels`.
         models: seed of the study -> seed of the random weights.
         quality: share of right answers per split; seed 2 has a little more on validation.
     """
-    about = info(pair, labels)
-    _prepared(layout.prepared("toy"), about)
+    if about is None:
+        about = info(pair, labels)
+        _prepared(layout.prepared("toy"), about)
     for seed, weights in (models or {1: 11, 2: 12}).items():
         folder = layout.student("toy", method) / f"seed-{seed}"
-        save_tiny(folder, family, seed=weights, labels=labels)
+        save_tiny(folder, family, seed=weights, labels=about.labels)
         (folder / "training.json").write_text("{}")
     _evaluate(layout, about, method, quality or GOOD, tuple(models or {1: 11, 2: 12}))
     if latency:
