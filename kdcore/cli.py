@@ -12,7 +12,7 @@ import typer
 from typer.exceptions import TyperException
 
 from kdcore import __version__
-from kdcore.commands import general, release, stages, studies
+from kdcore.commands import general, methods, release, stages, studies
 from kdcore.environment import prepare_environment
 from kdcore.errors import UserError
 
@@ -27,8 +27,8 @@ app = typer.Typer(
 COMMANDS = (
     studies.init, stages.prepare, stages.teacher, stages.features, stages.method, stages.selector, stages.distill,
     stages.evaluate, stages.analyse, stages.report, studies.grid, studies.accept_search, release.export,
-    release.register, release.promote, release.rollback, release.models, release.show, studies.status, studies.doctor,
-    general.general_teacher, general.corpus, general.pretrain, general.general_report,
+    release.register, release.promote, release.rollback, release.models, release.show, methods.explain, studies.status,
+    studies.doctor, general.general_teacher, general.corpus, general.pretrain, general.general_report,
 )
 """In the order in which help lists them."""
 
