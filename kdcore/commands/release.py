@@ -8,6 +8,7 @@ import typer
 
 from kdcore.commands import opening
 from kdcore.commands.opening import DatasetArgument, StudyOption
+from kdcore.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -107,14 +108,22 @@ def export(
     Example: kdflow export movies rail_kd_l --seed 1
     """
     folder = folder.absolute() if folder else None
+    is_registered = what.startswith("kdflow-")
+    if is_registered and (method is not None or seed is not None):
+        raise UserError(f"{what} is one student already; leave out METHOD and --seed")
+    if seed is not None and method is None:
+        raise UserError(f"--seed {seed} of which method? Name it: `kdflow export {what} METHOD --seed {seed}`")
     with opening.inside(study) as (settings, layout):
-        from kdcore.stages import export as stage
-
-        if not stage.is_registered(what):
+        if not is_registered:
             settings.dataset(what)
             if method is not None:
                 opening.check_method(settings, method)
-        stage.run(settings, layout, what, method, seed, int8, tolerance, folder)
+        from kdcore.stages import export as stage
+
+        if is_registered:
+            stage.run_registered(layout, what, int8, tolerance, folder)
+        else:
+            stage.run(settings, layout, what, method, seed, int8, tolerance, folder)
 
 
 def _console() -> "Console":

@@ -58,9 +58,9 @@ def read_tokenizer(path: Path) -> "Tokenizer":
 def encode(tokenizer: "Tokenizer", *texts: Sequence[str]) -> Inputs:
     """One batch of texts, or of pairs with a second list, padded to its longest row."""
     rows = tokenizer.encode_batch(list(texts[0] if len(texts) == 1 else zip(*texts, strict=True)))
-    return {"input_ids": np.array([row.ids for row in rows]),
-            "attention_mask": np.array([row.attention_mask for row in rows]),
-            "token_type_ids": np.array([row.type_ids for row in rows])}
+    return {"input_ids": np.array([row.ids for row in rows], np.int64),
+            "attention_mask": np.array([row.attention_mask for row in rows], np.int64),
+            "token_type_ids": np.array([row.type_ids for row in rows], np.int64)}
 
 
 class Graph:

@@ -55,11 +55,11 @@ def write(model: PreTrainedModel, path: Path) -> None:
     with _quiet():
         program = torch.onnx.export(
             _Logits(model, names), tuple(example[name] for name in names), input_names=names, output_names=["logits"],
-            dynamic_shapes=(tuple({0: "batch", 1: "length"} for _ in names),), dynamo=True)
+            dynamic_shapes=(tuple({0: "batch", 1: "length"} for _ in names),), dynamo=True, verbose=False)
     assert program is not None
     graph = program.model_proto
     for part in (graph, graph.graph, *graph.graph.node, *graph.graph.value_info, *graph.graph.initializer):
-        del part.metadata_props[:]
+        del part.metadata_props[:]  # among them where the code of each step lies
     onnx.save(graph, path)
 
 

@@ -34,10 +34,8 @@ def of_study(study: config.Study, layout: Layout, dataset: str, method: str | No
     """The student of a method and seed; without a seed the method's best, without a method the dataset's best.
 
     Raises:
-        UserError: a seed without a method, or what `kdcore.candidate.gather` refuses.
+        UserError: what `kdcore.candidate.gather` refuses.
     """
-    if method is None and seed is not None:
-        raise UserError(f"seed {seed} of which method? Name it: `kdflow export {dataset} METHOD --seed {seed}`")
     if method is None or seed is None:
         method, seed, reason = best(study, layout, dataset, (method,) if method else None)
         print(reason)

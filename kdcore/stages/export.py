@@ -35,42 +35,48 @@ INT8 = "int8"
 PACKAGES = ("torch", "transformers", "onnx", "onnxruntime", "tokenizers")
 
 
-def run(study: config.Study, layout: Layout, what: str, method: str | None = None, seed: int | None = None,
+def run(study: config.Study, layout: Layout, dataset: str, method: str | None = None, seed: int | None = None,
         int8: bool = True, tolerance: float = 1.0, folder: Path | None = None) -> Path:
-    """Export a student; returns the folder, by default `artifacts/export/...` of the study.
+    """Export a student of the study: without a seed the method's best, without a method the dataset's best.
 
     Args:
-        what: a dataset, of whose students `method` and `seed` choose one, or a registered model.
         tolerance: by how many points the int8 form may be worse than PyTorch on the selection split.
+        folder: where to, by default `artifacts/export/...` of the study; returned.
 
     Raises:
         UserError: no such student, the folder holds something else, or a form does not answer as the student does.
     """
+    student = source.of_study(study, layout, dataset, method, seed)
+    return _write_out(student, folder or layout.export(student.name), int8, tolerance)
+
+
+def run_registered(layout: Layout, model: str, int8: bool = True, tolerance: float = 1.0,
+                   folder: Path | None = None) -> Path:
+    """As `run`, for a registered student that came from the study.
+
+    Raises:
+        UserError: as `run`, or the study does not have the data that the student was trained on.
+    """
     with tempfile.TemporaryDirectory() as place:
-        if is_registered(what):
-            if method is not None or seed is not None:
-                raise UserError(f"{what} is one student already; leave out method and seed")
-            student = source.of_registry(what, layout, Path(place))
-        else:
-            student = source.of_study(study, layout, what, method, seed)
-        target = (folder or layout.export(student.name)).absolute()
-        _check_target(target)
-        made = Path(place) / "export"
-        made.mkdir()
+        student = source.of_registry(model, layout, Path(place))
+        return _write_out(student, folder or layout.export(student.name), int8, tolerance)
+
+
+def _write_out(student: source.Source, target: Path, int8: bool, tolerance: float) -> Path:
+    """Export into `target` if every form answers as the student does."""
+    _check_target(target)
+    with tempfile.TemporaryDirectory() as place:
+        made = Path(place)
         record = _export(student, made, int8, tolerance)
-        _write(made / files.RECORD, record)
+        (made / files.RECORD).write_text(json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False,
+                                                    allow_nan=False) + "\n", encoding="utf-8")
         (made / files.CARD).write_text(student.card, encoding="utf-8")
         for line in _told(record):
             print(line)
         _check_parity(record, tolerance)
         _publish(made, target)
-    print(f"{student.name} exported to {folder or target}")
+    print(f"{student.name} exported to {target}")
     return target
-
-
-def is_registered(what: str) -> bool:
-    """Whether a name means a registered model and not a dataset: `kdflow-NAME`, also with `@ALIAS` or `/VERSION`."""
-    return what.startswith(("kdflow-", "models:/"))
 
 
 def _export(student: source.Source, made: Path, int8: bool, tolerance: float) -> dict[str, Any]:
@@ -165,8 +171,3 @@ def _publish(made: Path, target: Path) -> None:
     shutil.copytree(made, beside)
     shutil.rmtree(target, ignore_errors=True)
     os.replace(beside, target)
-
-
-def _write(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n",
-                    encoding="utf-8")

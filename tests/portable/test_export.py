@@ -78,26 +78,21 @@ def test_a_student_becomes_a_folder_that_stands_alone(store: Store, tmp_path: Pa
 def test_a_registered_student_is_fetched_and_exported(store: Store) -> None:
     finished(store.layout)
     registered = registry.register(toy.settings(), store.layout, "toy", "rail_kd_l", 1)
-    with pytest.raises(UserError, match="leave out method and seed"):
-        stage.run(toy.settings(), store.layout, f"{registered.name}@champion", "rail_kd_l")
-    folder = stage.run(toy.settings(), store.layout, f"{registered.name}@champion", int8=False,
-                       folder=store.root / "out")
+    folder = stage.run_registered(store.layout, f"{registered.name}@champion", int8=False, folder=store.root / "out")
     assert {path.name for path in folder.iterdir()} == FILES - {"model-int8.onnx"}
     lineage = json.loads((folder / "export.json").read_text())["lineage"]
     assert (lineage["model"], lineage["version"], lineage["method"]) == (registered.name, "1", "rail_kd_l")
     other = Layout(store.root / "studies" / "other")
     with pytest.raises(UserError, match=r"came from the study 'tiny', not 'other'.*--study studies/tiny"):
-        stage.run(toy.settings(), other, registered.name)
+        stage.run_registered(other, registered.name)
     shutil.rmtree(store.layout.prepared("toy"))
     tiny_prepared(store.layout.prepared("toy"), labels=toy.LABELS, pair=True, seed=5)
     with pytest.raises(UserError, match=r"is not what .* version 1 was trained on"):
-        stage.run(toy.settings(), store.layout, registered.name)
+        stage.run_registered(store.layout, registered.name)
 
 
 def test_what_cannot_be_exported_is_refused(store: Store) -> None:
     finished(store.layout)
-    with pytest.raises(UserError, match="of which method"):
-        stage.run(toy.settings(), store.layout, "toy", seed=1)
     with pytest.raises(UserError, match="has no student of seed 7"):
         stage.run(toy.settings(), store.layout, "toy", "rail_kd_l", 7)
     with pytest.raises(UserError, match="holds something other than an export"):
