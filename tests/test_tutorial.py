@@ -23,14 +23,16 @@ from kdcore.data.own import check_declaration
 from kdcore.layout import ROOT, Layout
 from tests.flows.checkout import Checkout, free_port
 from tests.tiny import POSITIONS, save_tiny, tiny_texts
-from tests.training.problem import FRIENDLY
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 LAYERS = 4
 SMALL = {"study": {"methods": ["finetune", "rail_kd_l"], "seeds": [1]},
          "pair": {"student": {"depth": LAYERS // 2}, "max_length": POSITIONS},
-         "training": {"teacher": {"epochs": 6, "learning_rate": 2e-3}, "student": {"learning_rate": 2e-3}}}
+         "training": {"teacher": {"epochs": 8, "batch_size": 16, "learning_rate": 2e-3},
+                      "student": {"learning_rate": 2e-3}}}
 """What the page's settings lack where the teacher is tiny and starts from random weights."""
+WORDS = (("bad", "awful", "dull", "hated"), ("good", "great", "fine", "liked"))
+"""By label; the tiny tokenizer knows them."""
 
 
 def blocks(language: str) -> list[str]:
@@ -101,12 +103,13 @@ def serving(stranger: Stranger) -> Iterator[list["subprocess.Popen[bytes]"]]:
 
 
 def write_rows(path: Path, labels: tuple[str, ...], rows: int, seed: int) -> None:
-    """Pairs of sentences; the label says whether the second one has a friendly word."""
+    """Pairs of texts; a word of the second one decides the label, and a tiny model learns that at once."""
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
         table.writerow(columns())
-        for first, second in zip(tiny_texts(rows, seed, 8), tiny_texts(rows, seed + 1, 12), strict=True):
-            table.writerow([first, second, labels[any(word in FRIENDLY for word in second.split())]])
+        for number, first in enumerate(tiny_texts(rows, seed, 8)):
+            word = WORDS[number % 2][number // 2 % 4]
+            table.writerow([first, f"the {first.split()[0]} film was {word}", labels[number % 2]])
 
 
 def answers(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
