@@ -26,10 +26,14 @@ from torch import Tensor
 from kdcore.choice import Choice
 from kdcore.features import FeatureKey, Features
 from kdcore.knowledge_types import KnowledgeConfig
-from kdcore.objective import Batch, Examine, Loss, Needs, Phase, Progress, Setting
+from kdcore.objective import Alarm, Batch, Examine, Loss, Needs, Phase, Progress, Setting
 from kdcore.projection import initialised_from
 from kdcore.selector import Seen, Selector, hard, padded
 from kdcore.selector_training import Learning, LearningConfig, Ledger, SelectorLearner, adopted, made_for
+
+NOTHING_WEIGHED = Alarm(
+    "largest_action", "the selector weighs every type of knowledge by nearly nothing; `exploration: false` with "
+    "`noise: 0.5` and `relative_rewards: true` keeps it from there", low=0.01)
 
 
 class Config(KnowledgeConfig, LearningConfig):
@@ -44,6 +48,7 @@ class Selection(Choice):
     def __init__(self, config: Config, setting: Setting) -> None:
         student, teacher = (FeatureKey("cls", dims.layers) for dims in (setting.student, setting.teacher))
         super().__init__(config, setting, always=Needs(frozenset({student}), frozenset({teacher})))
+        self.alarms = (*self.alarms, NOTHING_WEIGHED)
         self.config = config
         self.student_state, self.teacher_state = student, teacher
 
@@ -58,7 +63,8 @@ class Selection(Choice):
         parts, found = self.losses(self.names, student, teacher, batch, progress)
         weights: dict[str, Tensor] = {
             name: (self.weights[name] * weight).expand(len(batch.ids)) for name, weight in actions.items()}
-        return Loss(parts, weights, {f"action/{name}": weight for name, weight in actions.items()} | found)
+        told = {f"action/{name}": weight for name, weight in actions.items()} | {"largest_action": action.max()}
+        return Loss(parts, weights, told | found)
 
 
 class Episodes(Selection):

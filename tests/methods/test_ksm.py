@@ -97,6 +97,15 @@ def test_hard_actions_choose(which: int) -> None:
     assert [float(loss.diagnostics[f"action/{name}"]) for name in ranked] == [0, 0, 1, 1]
 
 
+def test_weights_of_nearly_nothing_ring_an_alarm() -> None:
+    objective = parts_of()[1]
+    (alarm,) = objective.alarms
+    assert not alarm.rings(float(loss_of(objective).diagnostics["largest_action"]))
+    with torch.no_grad():
+        objective.selector.actor.layers[-1].bias.fill_(-8)
+    assert alarm.rings(float(loss_of(objective).diagnostics["largest_action"]))
+
+
 def test_no_type_at_all_is_a_gradient_of_zero() -> None:
     """Which the trainer takes as a step that is not to be taken."""
     objective, _ = parts_of(actions="hard", threshold=0.99)
