@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ruamel.yaml import YAML, CommentedMap
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
 
-from kdcore import config, grid, strict
+from kdcore import config, grid, methods, strict
 from kdcore import study as studies
 from kdcore.errors import UserError
 from kdcore.layout import Layout
@@ -105,18 +106,19 @@ def accept(study: Path) -> list[str]:
     place = Layout(study).search / PROPOSAL
     if not place.is_file():
         raise UserError(f"there is no {place}; run `python -m flows.search --study {study}` first")
-    settings = _joined(_read(place), place)
+    entries = _read(place)
+    settings = _joined(entries, place)
     path = study / "params.yaml"
     text = path.read_text(encoding="utf-8")
     if text.startswith(studies.MADE.partition("{")[0]):
         raise UserError(f"{path} is written anew at every start; copy the settings of {place} into the file that its "
                         "first line names")
-    yaml = _yaml()
-    content = yaml.load(text)
-    strict.parse(config.Study, grid.placed(strict.read_yaml(path), settings), str(place))
+    accepted = strict.parse(config.Study, grid.placed(strict.read_yaml(path), settings), str(place))
+    for entry in entries:
+        methods.of_entry(accepted.method(entry.method, entry.dataset))
     for setting, value in settings.items():
-        _place(content, setting.split("."), value)
-    _replace(path, _dump(yaml, content))
+        text = _with_setting(text, setting.split("."), value)
+    _replace(path, text)
     return [f"{setting}: {json.dumps(value)}" for setting, value in settings.items()]
 
 
@@ -141,15 +143,48 @@ def _joined(entries: Sequence[Entry], place: Path) -> dict[str, Any]:
     return {setting: value for setting, (value, _) in joined.items()}
 
 
-def _place(content: Any, names: Sequence[str], value: Any) -> None:
-    """Set a value inside of mappings that keep their comments and style."""
+def _with_setting(text: str, names: Sequence[str], value: Any) -> str:
+    """A `params.yaml` with another value of a setting; only the lines of one entry change, e.g. `methods.pkd`."""
+    content = _yaml().load(text)
+    section = content[names[0]]
+    inner = not section.fa.flow_style() and names[1] in section
+    parent, key = (section, names[1]) if inner else (content, names[0])
+    lines = text.splitlines(keepends=True)
+    (begin, column), end = parent.lc.key(key), len(lines)
+    for mapping in (content, parent):
+        end = min([end, *(line for line, _ in map(mapping.lc.key, mapping) if line > begin)])
+    _place(section, names[1:], value)
+    entry = CommentedMap({key: parent[key]})
+    if key in parent.ca.items:  # remarks: beside the key, before it, beside the value, and inside of it
+        beside, _, *rest = parent.ca.items[key]
+        entry.ca.items[key] = [beside, None, *rest]
+    yaml = _yaml()
+    yaml.indent(mapping=column or 2)
+    written = _dump(yaml, CommentedMap({names[0]: entry}) if inner else entry).splitlines(keepends=True)
+    old, new = _without_remarks(lines[begin:end]), _without_remarks(written[1:] if inner else written)
+    return "".join([*lines[:begin], *new, *lines[begin + len(old):]])
+
+
+def _place(content: CommentedMap, names: Sequence[str], value: Any) -> None:
     *outer, last = names
     for name in outer:
+        if not content:
+            content.fa.set_flow_style()  # as `{}`, which is how an empty one is written
         if not isinstance(content.get(name), dict):
-            content[name] = CommentedMap()
-            content[name].fa.set_flow_style()
+            made = CommentedMap()
+            made.fa.set_flow_style()
+            # Remarks after the last line of a block belong to what follows: nothing can stand behind them.
+            content.insert(len(content) if content.fa.flow_style() else 0, name, made)
         content = content[name]
     content[last] = value
+
+
+def _without_remarks(lines: Sequence[str]) -> Sequence[str]:
+    """Lines without the comments and empty lines at their end, which belong to what follows."""
+    end = len(lines)
+    while end > 1 and (not lines[end - 1].strip() or lines[end - 1].lstrip().startswith("#")):
+        end -= 1
+    return lines[:end]
 
 
 def _read(path: Path) -> tuple[Entry, ...]:

@@ -11,7 +11,7 @@ Knows nothing of Prefect, DVC and MLflow; `tasks.trials` runs the trials.
 import json
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -110,7 +110,7 @@ def searches(study: Path, settings: config.Study, rules: Rules, datasets: tuple[
                 continue
             try:
                 for point in points:
-                    files.of_entry(settings.at(point).method(method, dataset))
+                    files.of_entry(settings.at(grid.own(point, dataset, method)).method(method, dataset))
             except UserError as error:
                 raise UserError(f"grid: {error}") from None
             found.append(Search(study, settings, dataset, method, points, rules))
@@ -130,6 +130,7 @@ class Search:
         self.method = method
         self.points = points
         self.rules = rules
+        self._by_key = {_key(point): point for point in points}
         self._order = list(points)
         if rules.sampler != "grid":
             random.Random(rules.seed).shuffle(self._order)
@@ -164,11 +165,11 @@ class Search:
             if proposed and not self._optuna.get_trials(deepcopy=False, states=(optuna.trial.TrialState.WAITING,)):
                 self._optuna.enqueue_trial({setting: _text(value) for setting, value in wanted.items()})
             trial = self._optuna.ask(self._axes)
-            point = _point(trial.params)
-            if _key(point) not in self._known:
-                self._known.add(_key(point))
-                self._begun[_key(point)] = trial
-                return point
+            key = _key(_point(trial.params))
+            if key not in self._known:
+                self._known.add(key)
+                self._begun[key] = trial
+                return self._by_key[key]
             self._optuna.tell(trial, state=optuna.trial.TrialState.FAIL)  # the sampler proposes what it knows already
             proposed = True
         return None
@@ -210,7 +211,8 @@ class Search:
     def tried(self) -> list[Tried]:
         """What became of every point that was tried, in the order of the grid."""
         found = self._recorded()
-        return [found[key] for key in map(_key, self.points) if key in found and key not in self._begun]
+        return [replace(found[key], point=point) for key, point in self._by_key.items()
+                if key in found and key not in self._begun]
 
     def best(self) -> Tried | None:
         """The finished trial with the highest score; the first of equals. None where none is finished."""

@@ -66,7 +66,7 @@ class Trials:
             search.open()
             self._look_at_finished(search)
         try:
-            while self._begin_trials() or self._running:
+            while self._begin_trials():
                 self._begin_stages()
                 try:
                     self._after_stage(self._finished.get(timeout=TICK))
@@ -122,7 +122,8 @@ class Trials:
             if trial.future is not None or self._is_made_elsewhere(trial.stages[0]):
                 continue
             order = replace(self._order, study=str(trial.folder), parent_run=trial.run.id)
-            named = run_stage.with_options(task_run_name=f"{trial.stages[0]}: {trial.search.told(trial.point)}")
+            point = trial.search.told(trial.point).replace("{", "{{").replace("}", "}}")  # Prefect formats names
+            named = run_stage.with_options(task_run_name=f"{trial.stages[0]}: {point}")
             token = STOP.set(trial.stop)
             trial.future = named.submit(stage=trial.stages[0], order=as_dictionary(order), return_state=False)
             STOP.reset(token)

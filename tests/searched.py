@@ -36,11 +36,11 @@ place.write_text("".join(lines))
 scores = [(own["temperature"] - 3 + n) / 100 for n in (1, 2, 3)]
 for number in range(before + 1, 4):
     time.sleep(seconds)
-    with open(home / "evaluations.txt", "a") as told:
-        print(own["temperature"], number, file=told)
     with open(place, "a") as journal:
         print(json.dumps({"step": number, "dev/score": scores[number - 1]}), file=journal)
     done.write_text(str(number))
+    with open(home / "evaluations.txt", "a") as told:
+        print(own["temperature"], number, file=told)
 (folder / f"seed-{seed}").mkdir(exist_ok=True)
 (folder / f"seed-{seed}" / "training.json").write_text(json.dumps({
     "selected": {"score": scores[-1]}, "history": [{"development": {"score": score}} for score in scores]}))
