@@ -67,7 +67,7 @@ def test_up_can_be_repeated_and_changes_nothing(house):
     deployed = house.post("/deployments/filter", {})
     assert [schedule["active"] for each in deployed for schedule in each["schedules"]] == [False]
     assert {d["name"] for d in deployed} == {
-        "demo", "general", "glue-all", "glue-cpu", "rail-bert12", "rail-roberta24", "rail-roberta12"}
+        "demo", "general", "glue-all", "grid", "glue-cpu", "rail-bert12", "rail-roberta24", "rail-roberta12"}
 
 
 def test_mlflow_is_few_processes(house):
