@@ -131,6 +131,8 @@ class Search:
         self.points = points
         self.rules = rules
         self._by_key = {_key(point): point for point in points}
+        self._choices = {setting: tuple(dict.fromkeys(_text(point[setting]) for point in points))
+                         for setting in points[0]}
         self._order = list(points)
         if rules.sampler != "grid":
             random.Random(rules.seed).shuffle(self._order)
@@ -143,8 +145,8 @@ class Search:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._axes = {setting: optuna.distributions.CategoricalDistribution(
-            tuple(dict.fromkeys(_text(point[setting]) for point in self.points))) for setting in self.points[0]}
+        self._axes: dict[str, optuna.distributions.BaseDistribution] = {
+            setting: optuna.distributions.CategoricalDistribution(texts) for setting, texts in self._choices.items()}
         place = Layout(self.study).search / "optuna.db"
         place.parent.mkdir(exist_ok=True)
         self._optuna = optuna.create_study(
@@ -228,8 +230,11 @@ class Search:
         written = strict.read_yaml(self.study / "params.yaml")
         chosen = {"datasets": [self.dataset], "methods": [self.method], "seeds": [self.rules.seed]}
         selectors = {name: value for name, value in written.get("selectors", {}).items() if name == self.dataset}
+        entry = written["methods"][self.method]
+        here = entry.get(config.DATASETS, {}).get(self.dataset, {})  # what was accepted elsewhere is none of its concern
         content = {key: value for key, value in written.items() if key not in ("grid", "selectors")}
         content |= {"study": chosen} | ({"selectors": selectors} if selectors else {})
+        content["methods"] = written["methods"] | {self.method: entry | {config.DATASETS: {self.dataset: here}}}
         return grid.placed(content, grid.own(point, self.dataset, self.method))
 
     def told(self, point: Point) -> str:
@@ -274,8 +279,7 @@ class Search:
         sections = ("study", "pair", "training", "features", "gate", "selectors")
         deciding = {section: content.get(section) for section in sections}
         deciding |= {"dataset": content["datasets"][self.dataset], "method": content["methods"][self.method]}
-        return scratch.key(f"{self.dataset}-{self.method}", {"settings": deciding, "axes": {
-            setting: axis.choices for setting, axis in self._axes.items()}})
+        return scratch.key(f"{self.dataset}-{self.method}", {"settings": deciding, "axes": self._choices})
 
     def _key_of(self, point: Point) -> str:
         return scratch.key(f"{self.dataset}-{self.method}", {"point": dict(point), "seed": self.rules.seed})

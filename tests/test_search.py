@@ -139,6 +139,15 @@ def test_a_trial_is_the_study_with_the_point_accepted(folder):
     assert tracking_store.study_name(place) == "mine"
 
 
+def test_what_is_accepted_changes_no_trial(folder):
+    found = search(folder)
+    before = found.content(found.points[0])
+    written = strict.read_yaml(folder / "params.yaml")
+    written["methods"]["vanilla_kd"]["datasets"] = {"movies": {"temperature": 4}, "other": {"temperature": 9}}
+    (folder / "params.yaml").write_text(study._dump(written))
+    assert found.content(found.points[0]) == before
+
+
 def test_a_trial_takes_over_what_the_study_has_done(folder):
     code = config.load(folder / "params.yaml").code
     stage = {"cmd": "x", "deps": [{"path": f"{code}/kdcore/config.py", "md5": "1" * 32},
