@@ -231,7 +231,7 @@ class Search:
         chosen = {"datasets": [self.dataset], "methods": [self.method], "seeds": [self.rules.seed]}
         selectors = {name: value for name, value in written.get("selectors", {}).items() if name == self.dataset}
         entry = written["methods"][self.method]
-        here = entry.get(config.DATASETS, {}).get(self.dataset, {})  # what was accepted elsewhere is none of its concern
+        here = entry.get(config.DATASETS, {}).get(self.dataset, {})  # other datasets are none of its concern
         content = {key: value for key, value in written.items() if key not in ("grid", "selectors")}
         content |= {"study": chosen} | ({"selectors": selectors} if selectors else {})
         content["methods"] = written["methods"] | {self.method: entry | {config.DATASETS: {self.dataset: here}}}

@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 
 from kdcore import config, general_config, strict
 from kdcore.errors import UserError, did_you_mean
-from kdcore.layout import ROOT, Layout
+from kdcore.layout import ROOT, Layout, searched_by
 
 MADE = "# Made from {sources}; edit those, this file is written anew at every start.\n"
 
@@ -30,7 +30,8 @@ def find(folder: Path | str) -> Path:
     """
     found = locate(folder)
     if not (found / "params.yaml").is_file():
-        known = sorted(p.parent.relative_to(ROOT).as_posix() for p in ROOT.glob("studies/*/params.yaml"))
+        known = sorted(p.parent.relative_to(ROOT).as_posix() for p in ROOT.glob("studies/*/params.yaml")
+                       if searched_by(p.parent.name) == p.parent.name)
         raise UserError(f"{folder} is no study: there is no {found / 'params.yaml'}; "
                         f"{did_you_mean(str(folder), [*known, '.'])}")
     return found
