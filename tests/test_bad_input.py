@@ -186,7 +186,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "unknown dataset to export": (("export", "movie"), ("'movie'", "'movies'")),
     "seed of no method to export": (("export", "movies", "--seed", "1"), ("--seed 1 of which method", "METHOD")),
     "method of a registered student": (("export", "kdflow-demo-movies", "finetune"), ("leave out METHOD",)),
-    "int8 may gain": (("export", "movies", "--tolerance", "-1"), ("--tolerance", "x>=0")),
+    "int8 may gain": (("export", "movies", "--tolerance", "-1"), ("--tolerance", "equal to 0")),
     "student to export that was not trained": (("export", "movies", "finetune", "--seed", "1"),
                                                ("seed-1", "dvc repro")),
     "study without settings": (("report", "--study", "data"), ("data/params.yaml does not exist",)),

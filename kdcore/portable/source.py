@@ -17,7 +17,7 @@ class Source:
     """A finished student, checked to be what it says.
 
     name      under which its export is kept
-    folder    the student, a plain transformers model
+    folder    the student, a plain transformers model; absolute, as sources of models are
     prepared  the data that it was trained on
     lineage   what leads back to git, DVC and the registry
     card      its model card, Markdown
@@ -42,7 +42,7 @@ def of_study(study: config.Study, layout: Layout, dataset: str, method: str | No
     found = gather(study, layout, dataset, method, seed)
     lineage = {"study": found.study, "dataset": dataset, "method": method, "seed": str(seed),
                "checkpoint": found.checkpoint, "revision": str(found.code)}
-    return Source(f"{dataset}/{method}/seed-{seed}", found.folder, Prepared.load(layout.prepared(dataset)),
+    return Source(f"{dataset}/{method}/seed-{seed}", found.folder.absolute(), Prepared.load(layout.prepared(dataset)),
                   lineage | {f"dvc.{kind}": value for kind, value in found.hashes.items()},
                   model_card.of_version(found))
 

@@ -57,7 +57,7 @@ def run_registered(layout: Layout, model: str, int8: bool = True, tolerance: flo
     Raises:
         UserError: as `run`, or the study does not have the data that the student was trained on.
     """
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as place:  # where the registry's files come to
         student = source.of_registry(model, layout, Path(place))
         return _write_out(student, folder or layout.export(student.name), int8, tolerance)
 
