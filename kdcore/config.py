@@ -234,11 +234,12 @@ class BothTrainings(Strict):
 
 
 class Selection(Strict):
-    """What the study runs; each list is a matrix axis in `dvc.yaml`."""
+    """What the study runs; each list is a matrix axis in `dvc.yaml`. `question` is what it asks, as its report says."""
 
     datasets: tuple[str, ...] = Field(min_length=1)
     methods: tuple[str, ...] = Field(min_length=1)
     seeds: tuple[int, ...] = Field(min_length=1)
+    question: str | None = None
 
     @model_validator(mode="after")
     def _no_repeats(self) -> Self:

@@ -4,7 +4,6 @@ One artifact of a kind at the end of a flow; progress travels in the log, since 
 `--watch` prints.
 """
 
-import base64
 import json
 import re
 from pathlib import Path
@@ -12,11 +11,10 @@ from typing import Any
 
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
+from kdcore.analysis.page import with_pictures
 from kdcore.layout import Layout
 from tasks import runs
 from tasks.chain import Outcome
-
-_IMAGE = re.compile(r"!\[([^\]]*)\]\(([\w./-]+\.png)\)")
 
 
 def publish(study: Path, name: str, outcome: Outcome, registered: list[str], parent_run: str | None) -> None:
@@ -24,8 +22,10 @@ def publish(study: Path, name: str, outcome: Outcome, registered: list[str], par
     key = artifact_key(name)
     if rows := stage_rows(outcome):
         create_table_artifact(key=f"{key}-stages", table=rows, description=f"Stages of {name}")
-    report = Layout(study).report / "report.md"
-    numbers = report.parent / "results.json"  # of students on datasets; a general study has none
+    layout = Layout(study)
+    numbers = layout.report / "results.json"  # of students on datasets; a general study has none
+    # The first also has what this machine measured; a general study has the second alone.
+    reports = [path for folder in (layout.measured, layout.report) if (path := folder / "report.md").is_file()]
     if numbers.is_file() and (rows := result_rows(json.loads(numbers.read_text("utf-8")))):
         create_table_artifact(key=f"{key}-numbers", table=rows,
                               description=f"Numbers of {name}: mean ± deviation over seeds, x 100")
@@ -36,8 +36,8 @@ def publish(study: Path, name: str, outcome: Outcome, registered: list[str], par
         text.append("## Registered\n\n" + "\n".join(f"- {line}" for line in registered) + "\n")
     if links := runs.mlflow_links(name, parent_run):
         text.append("## MLflow\n\n" + "\n".join(f"- {link}" for link in links) + "\n")
-    if report.is_file():
-        text.append(with_images(report.read_text(encoding="utf-8"), report.parent))
+    if reports:
+        text.append(with_pictures(reports[0].read_text(encoding="utf-8"), [reports[0].parent]))
     if text:
         create_markdown_artifact(key=f"{key}-results", markdown="\n".join(text), description=f"Results of {name}")
 
@@ -68,18 +68,6 @@ def _spread(summary: dict[str, Any] | None) -> str:
         return ""
     deviation = "" if summary["sd"] is None else f" ± {100 * summary['sd']:.1f}"
     return f"{100 * summary['mean']:.1f}{deviation}"
-
-
-def with_images(markdown: str, folder: Path) -> str:
-    """Markdown with its local images inside it: the page of a flow run can read no file of this machine."""
-    def inside(match: re.Match[str]) -> str:
-        file = folder / match.group(2)
-        if not file.is_file():
-            return match.group(0)
-        content = base64.b64encode(file.read_bytes()).decode("ascii")
-        return f"![{match.group(1)}](data:image/png;base64,{content})"
-
-    return _IMAGE.sub(inside, markdown)
 
 
 def artifact_key(name: str) -> str:

@@ -14,7 +14,7 @@ NO_DEPENDENCY = {
     "kdcore/environment.py": "telemetry and chatter",
     "kdcore/errors.py": "wording of messages",
     "kdcore/layout.py": "where files lie; a moved file shows as a missing out or dependency",
-    "kdcore/lineage.py": "tags of runs; nothing is decided by them",
+    "kdcore/lineage.py": "tags of runs, and the hash that DVC gives a folder; nothing is decided by them",
     "kdcore/progress.py": "what a person sees while waiting",
     "kdcore/scratch.py": "where unfinished work waits",
     "kdcore/tracking.py": "MLflow logging; nothing is decided by reading it back",

@@ -4,6 +4,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from kdcore.analysis.measured import Measured
 from kdcore.analysis.results import OOD_MEAN, TEACHER, Column, DatasetResults
 from kdcore.analysis.statistics import FEWEST_SEEDS, Difference
 from kdcore.analysis.tables import NAMES, Table, interval, percent, probability
@@ -98,12 +99,13 @@ def sizes(results: DatasetResults) -> Table:
                  tuple(rows), "Parameters without the classification head; the pooler belongs to the transformer.")
 
 
-def cost(results: DatasetResults, measured: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Sizes joined with this machine's measurements; `measured` holds latency and epoch seconds by system."""
-    teacher = measured.get(TEACHER, {}).get("epoch_seconds")
+def cost(results: DatasetResults, measured: Measured) -> Table:
+    """Sizes joined with this machine's measurements."""
+    dataset = results.info.name
+    teacher = measured.cost(dataset, TEACHER).get("epoch_seconds")
     rows = []
     for name, system in results.systems.items():
-        own = measured.get(name, {})
+        own = measured.cost(dataset, name)
         absent = NOT_MEASURED if system.size else NO_NUMBER
         latency = own.get("latency", {})
         one, many = latency.get("batch_1"), latency.get("batch_32")
@@ -113,9 +115,10 @@ def cost(results: DatasetResults, measured: Mapping[str, Mapping[str, Any]]) -> 
                      f"{latency['peak_memory_bytes'] / 2**20:.0f}" if latency else absent,
                      f"{seconds / teacher:.2f}" if seconds and teacher else absent))
     incomplete = any(NOT_MEASURED in row for row in rows)
-    caption = [_machine(measured), _EPOCHS if teacher else "", _ABSENT if incomplete else ""]
-    return Table(f"Cost: {results.info.name}",
-                 ("", "params\nM", "file\nMB", "ms, batch 1\np50 / p95", "ms, batch 32\np50 / p95", "memory\nMiB",
+    machine = _machine([measured.cost(dataset, name) for name in results.systems])
+    caption = [machine, _EPOCHS if teacher else "", _ABSENT if incomplete else ""]
+    return Table(f"Cost: {dataset}",
+                 (dataset, "params\nM", "file\nMB", "ms, batch 1\np50 / p95", "ms, batch 32\np50 / p95", "memory\nMiB",
                   "s/epoch,\nteacher = 1"), tuple(rows), " ".join(filter(None, caption)))
 
 
@@ -197,8 +200,8 @@ def _milliseconds(latency: Mapping[str, float] | None) -> str:
     return f"{latency['p50_ms']:.1f} / {latency['p95_ms']:.1f}" if latency else ""
 
 
-def _machine(measured: Mapping[str, Mapping[str, Any]]) -> str:
-    found = [own["latency"] for own in measured.values() if own.get("latency")]
+def _machine(measured: Sequence[Mapping[str, Any]]) -> str:
+    found = [own["latency"] for own in measured if own.get("latency")]
     if not found:
         return ""
     return (f"Measured on {found[0]['device']}, {found[0]['threads']} threads, fp32, at real lengths; memory is the "

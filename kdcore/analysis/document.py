@@ -1,55 +1,99 @@
 """The report of a study as Markdown that reads on its own, and the same numbers as JSON."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from kdcore.analysis.comparison import differences, notes, quality, selection, sizes
+from kdcore.analysis.comparison import cost, differences, notes, quality, selection, sizes
 from kdcore.analysis.exhibits import Exhibits
+from kdcore.analysis.measured import Measured
 from kdcore.analysis.overviews import Overview
 from kdcore.analysis.plots import Curve, Panel
+from kdcore.analysis.provenance import provenance
 from kdcore.analysis.repetitions import repeated_selections
 from kdcore.analysis.results import OOD_MEAN, TEACHER, Column, DatasetResults
 from kdcore.analysis.statistics import LEVEL, RESAMPLES
 from kdcore.analysis.tables import NAMES, markdown
 from kdcore.evaluation.metrics import PROBABILITY_SUM, PROTOCOL
 
-CURVES = "curves.png"
+CURVES = "curves"
+"""The folder beside the report that holds the training curves of each dataset."""
 ANALYSES = "analysis"
 """The folder beside the report that holds a folder of pictures per dataset."""
+COST = "cost.png"
+RANKS = "ranks.png"
+QUALITY = "quality x 100"
 
 
-def report(everything: Sequence[DatasetResults], submissions: Sequence[str], analyses: Mapping[str, Exhibits]) -> str:
-    """The whole of `report.md`.
+@dataclass(frozen=True)
+class Content:
+    """All that a report is made of. `submissions` are lines on what was written for the GLUE server, `analyses` are by
+    dataset, of those that were analysed; `question` is the study's own, None for the one that every study asks."""
+
+    everything: Sequence[DatasetResults]
+    submissions: Sequence[str]
+    analyses: Mapping[str, Exhibits]
+    question: str | None
+
+    @cached_property
+    def overview(self) -> Overview:
+        return Overview(self.everything)
+
+
+def report(content: Content, measured: Measured | None = None) -> str:
+    """The report as Markdown, pictures by their names.
 
     Args:
-        submissions: lines on what was written for the GLUE server.
-        analyses: by dataset, of those that were analysed.
+        measured: what this machine knows, for the report that is no out; None says only what follows from outs.
     """
+    everything, overview = content.everything, content.overview
     names = ", ".join(results.info.name for results in everything)
-    parts = [f"# Results: {names}\n", _QUESTION]
+    parts = [f"# Results: {names}\n", content.question.strip() + "\n" if content.question else _QUESTION,
+             "## In short\n", _bullets(overview.in_short())]
     if len(everything) > 1:
-        overview = Overview(everything)
         parts += ["## All datasets\n", markdown(overview.main())]
         if outside := overview.outside():
             parts += ["### Out of domain, all datasets\n", markdown(outside)]
         if wins := overview.wins():
             parts += ["### Wins and ranks\n", markdown(wins)]
+        if overview.ranking:
+            parts += [f"![Average ranks; bars join methods that cannot be told apart]({RANKS})\n"]
+    if overview.costs(measured):
+        parts += ["## Cost and quality\n", f"![Quality against cost]({COST})\n", _COST_TOLD]
+        if measured is None:
+            parts += [_NOT_HERE]
+        else:
+            parts += [markdown(cost(results, measured)) for results in everything]
     for results in everything:
         parts += _section(results)
-        if found := analyses.get(results.info.name):
+        if found := content.analyses.get(results.info.name):
             parts += found.markdown(f"{ANALYSES}/{found.dataset}")
-    parts += ["## Training curves\n", f"![Training loss and score on the selecting split, by epoch]({CURVES})\n",
-              "A method's loss is the sum of its own terms: compare the shapes of the losses, not their heights.\n"]
-    if submissions:
-        parts += ["## GLUE submission\n", _bullets(submissions)]
+        parts += ["#### Where these numbers come from\n", markdown(provenance(results, measured))]
+    if content.submissions:
+        parts += ["## GLUE submission\n", _bullets(content.submissions)]
     parts += ["## How to reproduce\n", _REPRODUCE]
     return "\n".join(parts)
 
 
-def numbers(everything: Sequence[DatasetResults]) -> dict[str, Any]:
+def numbers(content: Content) -> dict[str, Any]:
     """The content of `results.json`: every value per seed, its summary, and all differences. Shares are 0 to 1."""
-    return {"protocol": PROTOCOL, "interval": {"level": LEVEL, "resamples": RESAMPLES},
-            "datasets": {results.info.name: _numbers(results) for results in everything}}
+    overview = content.overview
+    together = {"headlines": {results.info.name: column.name for results, column in overview.shown},
+                "differences": [{"dataset": results.info.name, "method": method, "baseline": baseline} | vars(found)
+                                for (results, _), one in zip(overview.shown, overview.differences, strict=True)
+                                for (method, baseline, _), found in one.items()],
+                "ranking": vars(overview.ranking) if overview.ranking else None}
+    return {"protocol": PROTOCOL, "interval": {"level": LEVEL, "resamples": RESAMPLES}, "together": together,
+            "datasets": {results.info.name: _numbers(results) for results in content.everything}}
+
+
+def scores(content: Content) -> list[tuple[str, str, str, str, float]]:
+    """Every mean as a row: a name of its own, dataset, system, column, the mean x 100."""
+    return [(f"{results.info.name} {column.name}: {name}", results.info.name, name, column.name,
+             100 * results.summary(name, column).mean)
+            for results in content.everything for column in results.columns for name in results.systems
+            if results.has(name, column)]
 
 
 def panels(everything: Sequence[DatasetResults]) -> list[Panel]:
@@ -69,12 +113,25 @@ like the training data and on data from elsewhere? Each student below starts fro
 rows in the same order per seed; methods differ in what they take from the teacher. `finetune` takes nothing.
 """
 
+_LOSSES = "A method's loss is the sum of its own terms: compare the shapes of the losses, not their heights.\n"
+
+_COST_TOLD = """\
+The upper left is where one wants to be: good and cheap. Quality is the number that stands for a dataset beside others,
+x 100, its mean over the datasets. Students with the same parameters cost the same where they are used; what differs is
+what their training took.
+"""
+
+_NOT_HERE = """\
+Latency and training time are no part of this file, since they are facts of one machine: `kdflow report` writes the same
+report with what was measured on the machine that it runs on.
+"""
+
 _REPRODUCE = """\
 In the study's folder, with the data and models that its `params.yaml` names:
 
 ```
-dvc repro          # runs whatever is not up to date and writes this file
-kdflow report      # prints the tables with the latency, memory and training time of this machine
+dvc repro          # runs whatever is not up to date and writes this report
+kdflow report      # prints the tables, and writes the report with the latency and training time of this machine
 ```
 
 `params.yaml` holds every setting, `dvc.lock` the hashes of data, code, models and results. Every value per seed is in
@@ -94,7 +151,10 @@ def _section(results: DatasetResults) -> list[str]:
         parts += ["### Differences\n", markdown(differences(results, results.columns, ""))]
     if repeated := repeated_selections(results):
         parts += ["### Repeated random selections\n", markdown(repeated)]
-    return [*parts, "### Size\n", markdown(sizes(results)), "### Notes\n", _bullets(notes(results))]
+    name = results.info.name
+    return [*parts, "### Training curves\n",
+            f"![Training loss and score on the selecting split of {name}, by epoch]({CURVES}/{name}.png)\n", _LOSSES,
+            "### Size\n", markdown(sizes(results)), "### Notes\n", _bullets(notes(results))]
 
 
 def _setting(results: DatasetResults) -> str:

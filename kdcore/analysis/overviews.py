@@ -1,11 +1,13 @@
 """All datasets of a study side by side: the main table, out of domain, wins and losses, average ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
 
 from kdcore.analysis.comparison import NO_NUMBER, Differences, best, cell, marks_told
+from kdcore.analysis.measured import Measured
+from kdcore.analysis.overview_plots import CostPanel
 from kdcore.analysis.ranks import FEWEST_METHODS, Ranking, fewest_datasets, rank
 from kdcore.analysis.results import BASELINES, TEACHER, Column, DatasetResults
 from kdcore.analysis.statistics import ALPHA, FEWEST_SEEDS, Difference, corrected, summarise
@@ -24,6 +26,34 @@ class Overview:
     def differences(self) -> Sequence[Differences]:
         """Of each dataset, on its headline number; all corrected as one family."""
         return _one_family(self.shown)
+
+    def in_short(self) -> list[str]:
+        """The main table in a few sentences."""
+        means = {name: float(np.mean([results.summary(name, column).mean for results, column in self.shown]))
+                 for name in self.names if all(results.has(name, column) for results, column in self.shown)}
+        where = ", ".join(f"{results.info.name} ({column.split})" for results, column in self.shown)
+        said = []
+        if students := {name: mean for name, mean in means.items() if name != TEACHER}:
+            first = max(students, key=lambda name: students[name])
+            beside = f"; the teacher has {100 * means[TEACHER]:.1f}" if TEACHER in means else ""
+            said.append(f"Highest mean of all students: `{first}` with {100 * students[first]:.1f}{beside}. "
+                        f"Numbers are those of {where}.")
+        for file in BASELINES:
+            found = [(difference.verdict, f"`{name}` on {results.info.name}")
+                     for (results, _), one in zip(self.shown, self.differences, strict=True)
+                     for (name, baseline, _), difference in one.items() if results.is_baseline(baseline, file)]
+            if not found:
+                continue
+            tested = [verdict for verdict, _ in found if verdict != "not tested"]
+            if not tested:
+                said.append(f"Nothing is said of differences from `{file}`: fewer than {FEWEST_SEEDS} seeds.")
+                continue
+            sides = [f"{side}: {', '.join(which)}" for side in ("better", "worse")
+                     if (which := [what for verdict, what in found if verdict == side])]
+            alike = tested.count("not distinguishable")
+            said.append(f"Against `{file}`, {len(tested)} comparisons: "
+                        f"{'; '.join([*sides, f'{alike} not distinguishable'])}.")
+        return said
 
     def main(self) -> Table:
         """Methods by datasets, as papers print it."""
@@ -100,6 +130,37 @@ class Overview:
                  f"methods whose ranks differ by less than {found.critical:.2f} (Nemenyi, 5 %) cannot be told apart")
         return (f"Ranks over {found.datasets} datasets, 1 is best: {apart} (chi-square {found.chi_square:.2f}, "
                 f"p {probability(found.p)}, which is rough below ten datasets).")
+
+    def costs(self, measured: Measured | None) -> list[CostPanel]:
+        """Quality against size and, where measured, against this machine's times; means over the datasets."""
+        def panel(label: str, cost: Callable[[str, str], float | None]) -> CostPanel:
+            points = {}
+            for name in self.names:
+                found = [cost(results.info.name, name) for results, _ in self.shown]
+                values = [value for value in found if value is not None]
+                if len(values) == len(self.shown) and all(results.has(name, column) for results, column in self.shown):
+                    means = [results.summary(name, column).mean for results, column in self.shown]
+                    points[name] = (float(np.mean(values)), 100 * float(np.mean(means)))
+            return CostPanel(label, points)
+
+        def size(dataset: str, name: str) -> float | None:
+            systems = next(results.systems for results in self.everything if results.info.name == dataset)
+            parameters = systems[name].size.get("parameters") if name in systems else None
+            return None if parameters is None else parameters / 1e6
+
+        def latency(dataset: str, name: str) -> float | None:
+            found = measured.cost(dataset, name).get("latency") if measured else None
+            return found["batch_1"]["p50_ms"] if found else None
+
+        def training(dataset: str, name: str) -> float | None:
+            if measured is None or not (teacher := measured.cost(dataset, TEACHER).get("epoch_seconds")):
+                return None
+            seconds = measured.cost(dataset, name).get("epoch_seconds")
+            return None if seconds is None else seconds / teacher
+
+        panels = [panel("parameters, M", size), panel("latency at batch 1, ms", latency),
+                  panel("training per epoch, teacher = 1", training)]
+        return [one for one in panels if one.points]
 
     def _counts(self, method: str, file: str) -> str:
         """`2 / 1 / 0`; empty where the method was never compared with this baseline."""

@@ -2,11 +2,15 @@
 
 Writes `results/report`, which follows from the evaluations and analyses alone:
 
-    report.md, results.json, curves.png
+    report.md, report.html      the same report; the page holds its pictures and their data
+    results.json, scores.csv    every number; the means as DVC plots them
+    cost.png, ranks.png         of all datasets; ranks where there are enough datasets for any
+    curves/DATASET.png
     analysis/DATASET/           pictures and their data, of the datasets that were analysed
     submission/METHOD.zip       for the GLUE test server, where a dataset of GLUE was predicted
 
-Then prints the tables joined with what was measured on this machine, which is no part of the report.
+Then the same joined with what is true of this machine, which is no out: `report.md`, `report.html` and `cost.png` in
+`results/measured`, and the printed tables.
 """
 
 import json
@@ -15,20 +19,25 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from kdcore import config
-from kdcore.analysis import comparison, document, plots
-from kdcore.analysis.exhibits import INDEX, Exhibits
+from kdcore import config, tracking_store
+from kdcore.analysis import comparison, document, overview_plots, page, plots
+from kdcore.analysis import measured as measurements
+from kdcore.analysis.exhibits import INDEX, Exhibits, write_csv
+from kdcore.analysis.measured import Measured
 from kdcore.analysis.overviews import Overview
 from kdcore.analysis.repetitions import repeated_selections
 from kdcore.analysis.results import OOD_MEAN, TEACHER, DatasetResults
 from kdcore.analysis.statistics import FEWEST_SEEDS
 from kdcore.analysis.tables import WIDTH, show
-from kdcore.errors import UserError
 from kdcore.evaluation import submission
 from kdcore.evaluation.metrics import selection_score
 from kdcore.layout import Layout
+from kdcore.lineage import locked_outputs, revision
+from kdcore.tracking import Run
+
+MARKDOWN = "report.md"
+PAGE = "report.html"
 
 
 def run(study: config.Study, layout: Layout) -> None:
@@ -43,22 +52,54 @@ def run(study: config.Study, layout: Layout) -> None:
     scratch.mkdir(parents=True)
     written = _submissions(everything, scratch / "submission")
     analyses = _analyses(everything, layout, scratch / document.ANALYSES)
-    (scratch / "report.md").write_text(document.report(everything, written, analyses), encoding="utf-8")
-    content = json.dumps(document.numbers(everything), indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
-    (scratch / "results.json").write_text(content + "\n", encoding="utf-8")
-    plots.draw(document.panels(everything), scratch / document.CURVES)
+    content = document.Content(everything, written, analyses, study.study.question)
+    _write_outs(content, scratch)
     shutil.rmtree(layout.report, ignore_errors=True)
     layout.report.parent.mkdir(parents=True, exist_ok=True)
     os.replace(scratch, layout.report)
-    _print(everything, layout)
+    measured = _measured(everything, layout)
+    _write_here(content, layout, measured)
+    _print(everything, measured)
     for line in written:
         _say(f"GLUE submission: {line}")
-    print(f"The whole report: {layout.report / 'report.md'}")
+    print(f"The whole report: {layout.measured / PAGE}")
+
+
+def _write_outs(content: document.Content, folder: Path) -> None:
+    """What follows from outs alone; equal inputs give equal bytes."""
+    numbers = json.dumps(document.numbers(content), indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    (folder / "results.json").write_text(numbers + "\n", encoding="utf-8")
+    write_csv(folder / "scores.csv", ("number", "dataset", "system", "on", "score"), document.scores(content))
+    for panel in document.panels(content.everything):
+        plots.draw([panel], folder / document.CURVES / f"{panel.dataset}.png")
+    overview = content.overview
+    if overview.ranking:
+        overview_plots.draw_ranks(overview.ranking, folder / document.RANKS)
+    if costs := overview.costs(None):
+        overview_plots.draw_cost(costs, document.QUALITY, folder / document.COST)
+    text = document.report(content)
+    (folder / MARKDOWN).write_text(text, encoding="utf-8")
+    (folder / PAGE).write_text(page.page(text, [folder]), encoding="utf-8")
+
+
+def _write_here(content: document.Content, layout: Layout, measured: Measured) -> None:
+    """The report with what this machine knows, as files and in MLflow."""
+    with Run.start("report", layout) as tracked:
+        layout.measured.mkdir(parents=True, exist_ok=True)
+        (layout.measured / document.COST).unlink(missing_ok=True)
+        if (costs := content.overview.costs(measured)) != content.overview.costs(None):
+            overview_plots.draw_cost(costs, document.QUALITY, layout.measured / document.COST)
+        text = document.report(content, measured)
+        (layout.measured / PAGE).write_text(page.page(text, [layout.measured, layout.report]), encoding="utf-8")
+        (layout.measured / MARKDOWN).write_text(page.beside(text, layout.measured, layout.report), encoding="utf-8")
+        tracked.artifact(layout.measured / PAGE)
+        tracked.artifact(layout.report)
 
 
 def show_tables(study: config.Study, layout: Layout) -> None:
     """Print the tables of a study that was evaluated, without writing anything."""
-    _print(_load(study, layout), layout)
+    everything = _load(study, layout)
+    _print(everything, _measured(everything, layout))
 
 
 def _load(study: config.Study, layout: Layout) -> list[DatasetResults]:
@@ -79,7 +120,14 @@ def _analyses(everything: Sequence[DatasetResults], layout: Layout, folder: Path
     return found
 
 
-def _print(everything: Sequence[DatasetResults], layout: Layout) -> None:
+def _measured(everything: Sequence[DatasetResults], layout: Layout) -> Measured:
+    systems = [(results.info.name, name) for results in everything for name in results.systems]
+    return Measured({key: measurements.costs(layout, *key) for key in systems},
+                    {key: measurements.runs(layout, *key) for key in systems},
+                    locked_outputs(layout.study), str(revision(layout.study)), tracking_store.uri())
+
+
+def _print(everything: Sequence[DatasetResults], measured: Measured) -> None:
     tables = []
     if len(everything) > 1:
         overview = Overview(everything)
@@ -92,7 +140,7 @@ def _print(everything: Sequence[DatasetResults], layout: Layout) -> None:
             columns = [column for column in results.columns if column.split in results.in_domain or column == OOD_MEAN]
             tables.append(comparison.differences(results, columns, f"Differences: {name}", brief=True))
         tables += filter(None, [repeated_selections(results)])
-        tables.append(comparison.cost(results, {system: _measured(layout, name, system) for system in results.systems}))
+        tables.append(comparison.cost(results, measured))
     show(tables)
     for variant in dict.fromkeys(variant for results in everything for variant in results.variants):
         _say(f"{variant}.")
@@ -107,36 +155,6 @@ def _print(everything: Sequence[DatasetResults], layout: Layout) -> None:
 def _say(line: str) -> None:
     """Print a line of Markdown within the width of the tables."""
     print(textwrap.fill(line.replace("**", "").replace("`", ""), WIDTH, subsequent_indent="  ", break_long_words=False))
-
-
-def _measured(layout: Layout, dataset: str, system: str) -> dict[str, Any]:
-    """This machine's measurements of a system: `latency` of its first seed, `epoch_seconds`; absent ones left out."""
-    stage = f"teacher@{dataset}" if system == TEACHER else f"distill@{dataset}-{system}"
-    found: dict[str, Any] = {}
-    for run in _read(layout.measured / f"evaluate@{dataset}-{system}.json").values():
-        if isinstance(run, dict) and "latency" in run:
-            found.setdefault("latency", run["latency"])
-    return found | _epoch_seconds(_read(layout.measured / f"{stage}.json"))
-
-
-def _epoch_seconds(content: dict[str, Any]) -> dict[str, float]:
-    """Mean seconds of training per epoch over all seeds; the first epoch of each warms up and does not count."""
-    seconds = [second for run in content.values() if isinstance(run, dict)
-               for second in run.get("epoch_seconds", [])[1:] or run.get("epoch_seconds", [])]
-    return {"epoch_seconds": sum(seconds) / len(seconds)} if seconds else {}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is no JSON ({error}); delete it, it holds measurements only") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path} holds {type(content).__name__}, expected a mapping; delete it, it holds measurements "
-                        "only")
-    return content
 
 
 def _submissions(everything: Sequence[DatasetResults], folder: Path) -> list[str]:

@@ -15,6 +15,7 @@ from kdcore.data.checks import Rows
 from kdcore.data.parts import Part
 from kdcore.data_config import Data
 from kdcore.errors import UserError
+from kdcore.lineage import hash_folder
 from kdcore.stages import evaluate, report
 from tests.analysis.evaluations import SPLITS, info_of, write, write_study
 from tests.evaluation import synthetic
@@ -49,8 +50,8 @@ def numbers(layout):
 def test_the_report_reads_on_its_own(layout):
     text = run(layout)
     for part in ("# Results: movies", "Does a small model", "3,000 training rows", "Teacher: ", "seeds 1, 2, 3",
-                 "### In domain", "### Out of domain", "### Differences", "### Size", "### Notes", "(curves.png)",
-                 "dvc repro", "a part of the whole"):
+                 "### In domain", "### Out of domain", "### Differences", "### Size", "### Notes",
+                 "(curves/movies.png)", "dvc repro", "a part of the whole"):
         assert part in text
     assert "selected on `validation`; `test` had no part in the selection" in text
     assert "unweighted, of amazon, tweets" in text
@@ -155,11 +156,12 @@ def test_outs_are_the_same_bytes_every_time(layout):
 
     run(layout)
     first = outs()
-    layout.measured.mkdir(parents=True)
+    layout.measured.mkdir(parents=True, exist_ok=True)
     (layout.measured / "evaluate@movies-finetune.json").write_text(json.dumps({"seed-1": {"latency": LATENCY}}))
     run(layout)
     assert outs() == first, "measurements must not leak into the report"
-    assert {str(name) for name in first} == {"report.md", "results.json", "curves.png"}
+    assert {str(name) for name in first} == {"report.md", "report.html", "results.json", "scores.csv", "cost.png",
+                                           "curves/movies.png"}
 
 
 def analysed(layout, *absent):
@@ -193,8 +195,51 @@ LATENCY = {"batch_1": {"p50_ms": 4.2, "p95_ms": 5.1}, "batch_32": {"p50_ms": 40.
            "peak_memory_bytes": 500 * 2**20, "peak_memory_of": "process", "device": "CPU x86_64", "threads": 2}
 
 
+def test_the_page_is_the_report_and_what_this_machine_knows_lies_beside_it(layout):
+    """One text, rendered: of outs alone in the report, with times, runs and hashes among the measurements."""
+    text = run(layout)
+    page = (layout.report / "report.html").read_text()
+    for part in ("<h1", "Does a small model", "data:image/png;base64,",
+                 "<summary>Where these numbers come from</summary>", "dvc repro evaluate@movies-rail_kd_l",
+                 "dvc repro evaluate-teacher@movies"):
+        assert part in page
+    assert "latency" not in page.replace("Latency and training time are no part", "").replace(
+        "latency and training time of this machine", "")
+    assert f"`{hash_folder(layout.evaluation('movies', 'finetune'))[:12]}`" in text
+    (layout.measured / "distill@movies-rail_kd_l.json").write_text(json.dumps(
+        {"seed-1": {"epoch_seconds": [9.0, 10.0], "mlflow_run": "0123456789abcdef"}}))
+    (layout.measured / "evaluate@movies-rail_kd_l.json").write_text(json.dumps({"seed-1": {"latency": LATENCY}}))
+    (layout.study / "dvc.lock").write_text("stages: {distill@movies-rail_kd_l: {outs: [{path: "
+                                           "artifacts/student/movies/rail_kd_l, md5: fedcba9876543210.dir}]}}\n")
+    run(layout)
+    here = (layout.measured / "report.md").read_text()
+    assert "seed-1 `0123456789abcdef`" in here
+    assert "`fedcba987654`" in here
+    assert "4.2 / 5.1" in here
+    assert "![Quality against cost](cost.png)" in here
+    assert "(../report/curves/movies.png)" in here
+    assert "4.2 / 5.1" in (layout.measured / "report.html").read_text()
+
+
+def test_the_study_may_ask_its_own_question(layout):
+    settings = study()
+    asked = settings.study.model_copy(update={"question": "Do random layers help?"})
+    report.run(settings.model_copy(update={"study": asked}), layout)
+    text = (layout.report / "report.md").read_text()
+    assert "# Results: movies\n\nDo random layers help?\n" in text
+    assert "Does a small model" not in text
+
+
+def test_means_are_there_for_dvc_to_plot(layout):
+    run(layout)
+    heading, *rows = (layout.report / "scores.csv").read_text().splitlines()
+    assert heading == "number,dataset,system,on,score"
+    found = numbers(layout)["datasets"]["movies"]["systems"]["rail_kd_l"]["metrics"]["test/accuracy"]["mean"]
+    assert f"movies test/accuracy: rail_kd_l,movies,rail_kd_l,test/accuracy,{100 * found:.6f}" in rows
+
+
 def test_the_printed_tables_fit_and_join_what_was_measured(layout, capsys):
-    layout.measured.mkdir(parents=True)
+    layout.measured.mkdir(parents=True, exist_ok=True)
     for name, content in {"evaluate@movies-rail_kd_l": {"seed-1": {"latency": LATENCY}, "mlflow_run": "abc"},
                           "teacher@movies": {"teacher": {"epoch_seconds": [30.0, 20.0]}},
                           "distill@movies-rail_kd_l": {"seed-1": {"epoch_seconds": [9.0, 10.0, 11.0]},
@@ -349,7 +394,7 @@ def test_after_the_real_evaluate_stage(tmp_path):
         evaluate.run(settings, layout, "toy", method)
     report.run(settings, layout)
     assert "rail_kd_l - finetune" in (layout.report / "report.md").read_text()
-    assert (layout.report / "curves.png").stat().st_size > 10_000
+    assert (layout.report / "curves" / "toy.png").stat().st_size > 10_000
 
 
 # Mistakes.
@@ -406,7 +451,7 @@ def test_methods_without_a_common_seed_are_refused(layout):
 
 @pytest.mark.parametrize(("content", "said"), [("{", "is no JSON"), ("[1]", "holds list, expected a mapping")])
 def test_damaged_measurements_name_the_file(layout, content, said):
-    layout.measured.mkdir(parents=True)
+    layout.measured.mkdir(parents=True, exist_ok=True)
     (layout.measured / "distill@movies-finetune.json").write_text(content)
     with pytest.raises(UserError, match=rf"distill@movies-finetune.json {said}"):
         run(layout)

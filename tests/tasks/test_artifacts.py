@@ -1,16 +1,7 @@
 """What the flow run's page is given."""
 
-import base64
-
-from tasks.artifacts import artifact_key, result_rows, stage_rows, with_images
+from tasks.artifacts import artifact_key, result_rows, stage_rows
 from tasks.chain import Outcome
-
-
-def test_local_images_travel_inside_the_markdown(tmp_path):
-    (tmp_path / "curves.png").write_bytes(b"\x89PNG")
-    text = with_images("a ![loss, by epoch](curves.png) b ![gone](gone.png) ![far](http://x/y.png)", tmp_path)
-    content = base64.b64encode(b"\x89PNG").decode()
-    assert text == f"a ![loss, by epoch](data:image/png;base64,{content}) b ![gone](gone.png) ![far](http://x/y.png)"
 
 
 def test_the_table_has_a_row_per_stage():
