@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kdcore import champions, tracking_store
+from kdcore import champions, model_card, tracking_store
 from kdcore.errors import UserError, did_you_mean
 from kdcore.registry import aliases
 
@@ -98,8 +98,7 @@ def page(entry: Entry) -> str:
     gates = entry.gates.splitlines() or ["never tried: it is the first version, or nobody promoted it yet"]
     return "\n".join([
         f"{entry.name} version {entry.version}" + (f": {', '.join(entry.aliases)}" if entry.aliases else ""), "",
-        # Spaces that keep MLflow's tables apart are of no use here.
-        entry.description.replace("\N{NO-BREAK SPACE}", ""), "",
+        model_card.plain(entry.description), "",
         "**Gates**", "", *(f"- {gate}" for gate in gates), "",
         "**Champions**", "", *(f"- {reign}" for reign in entry.reigns or ("not noted yet",))])
 

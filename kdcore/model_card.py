@@ -74,13 +74,18 @@ def of_version(candidate: Candidate) -> str:
         f"**Trained on** {_data(info)}.", "",
         f"**Cost:** {_count(candidate.parameters)} parameters; {_latency(candidate)}.", "",
         f"**Its method:** {candidate.variant.told() if candidate.variant else f'`{candidate.method}`'}.", "",
-        *([f"**Its teacher:** {candidate.taught_by}.", ""] if candidate.taught_by else []),
+        f"{_taught(candidate)}.", "",
         *([f"**It started as** {general}.", ""] if (general := _general(candidate.origin)) else []),
         *([f"**What it learned was weighed by** {_selector(candidate.selector)}.", ""] if candidate.selector else []),
         "**Limits**", "", *(f"- {limit}" for limit in _limits(candidate)), "",
         "**Where it came from**", "",
         *_table(("what", "revision or DVC hash"), [(what, f"`{value}`") for what, value in origin]), "",
         "**Make it again**", "", "```", *again, "```" + dirty, ""])
+
+
+def plain(card: str) -> str:
+    """A card as it is read elsewhere than in MLflow, whose tables need spaces of their own."""
+    return card.replace("\N{NO-BREAK SPACE}", "").replace("\n\n\n", "\n\n")
 
 
 def rebuild(commit: str, study: str, stage: str, student: str) -> list[str]:
@@ -91,6 +96,13 @@ def rebuild(commit: str, study: str, stage: str, student: str) -> list[str]:
     return [*([f"git checkout {commit}"] if commit else []), *([f"cd studies/{study}"] if study != "demo" else []),
             "dvc pull --run-cache   # where a remote is set up; else leave it out",
             f"dvc repro {stage}", f"grep {student} dvc.lock   # found: these are the same bytes"]
+
+
+def _taught(candidate: Candidate) -> str:
+    if candidate.taught_by:
+        return f"**Its teacher:** {candidate.taught_by}"
+    return (f"**The study's teacher:** `{candidate.settings['pair']['teacher']['source']}`, fine-tuned on "
+            f"`{candidate.dataset}`")
 
 
 def _interface(info: PreparedInfo) -> str:

@@ -49,6 +49,7 @@ def test_data_and_limits_are_told(found: candidate.Candidate) -> None:
     assert "Outside of `toy` it was tried on `elsewhere` alone." in card
     assert "cut after 32 tokens" in card
     assert "**In:** `text` and `text_pair`" in card
+    assert "**The study's teacher:** `somewhere`, fine-tuned on `toy`." in card
     nowhere = replace(found, scores={"validation": found.scores["validation"]})
     assert "how it does on other texts is not known" in model_card.of_version(nowhere)
     assert len(card) < DESCRIPTION

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from kdcore import config
+from kdcore import config, model_card
 from kdcore.data.prepared import Prepared
 from kdcore.errors import UserError
 from kdcore.export import RECORD as TRAINING
@@ -66,11 +66,12 @@ def _write_out(student: source.Source, target: Path, int8: bool, tolerance: floa
     """Export into `target` if every form answers as the student does."""
     _check_target(target)
     with tempfile.TemporaryDirectory() as place:
-        made = Path(place)
+        made = Path(place) / "export"  # unlike `place` it can be read by all
+        made.mkdir()
         record = _export(student, made, int8, tolerance)
         (made / files.RECORD).write_text(json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False,
                                                     allow_nan=False) + "\n", encoding="utf-8")
-        (made / files.CARD).write_text(student.card, encoding="utf-8")
+        (made / files.CARD).write_text(model_card.plain(student.card), encoding="utf-8")
         for line in _told(record):
             print(line)
         _check_parity(record, tolerance)
