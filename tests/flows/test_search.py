@@ -64,11 +64,8 @@ def test_a_search_that_is_killed_goes_on_and_runs_nothing_twice(mine, checkout):
     assert [(row["methods.vanilla_kd.temperature"], row["state"], row["score"], row["best"]) for row in rows] == [
         ("10", "finished", "0.1", "False"), ("30", "finished", "0.3", "True"), ("20", "finished", "0.2", "False")]
     assert "closed the run of a flow that was killed" in said
+    assert "1 of 3 points were tried before" in said
     before = (mine.folder / "params.yaml").read_text()
+    assert "temperature: 30" not in before
     assert proposal.accept(mine.folder) == ["methods.vanilla_kd.datasets.a.temperature: 30"]
-    assert (mine.folder / "params.yaml").read_text() != before
     assert config.load(mine.folder / "params.yaml").method("vanilla_kd", "a").options == {"temperature": 30}
-    code, said = checkout.run(*command, seconds=240)  # also with the proposal accepted
-    assert code == 0, said
-    assert mine.starts()["distill@a-vanilla_kd"] == 4
-    assert "3 of 3 points were tried before" in said
