@@ -32,6 +32,7 @@ from kdcore.portable.parity import EXACT, Form, Parity
 PYTORCH = "pytorch"
 ONNX = "onnx"
 INT8 = "int8"
+GRAPHS = {ONNX: files.GRAPH, INT8: files.INT8}
 PACKAGES = ("torch", "transformers", "onnx", "onnxruntime", "tokenizers")
 
 
@@ -92,13 +93,11 @@ def _export(student: source.Source, made: Path, int8: bool, tolerance: float) ->
     if (student.folder / TRAINING).is_file():
         shutil.copyfile(student.folder / TRAINING, made / TRAINING)
     threads = torch.get_num_threads()
-    graphs = {name: Graph(made / file, threads) for name, file in ((ONNX, files.GRAPH), (INT8, files.INT8))
-              if (made / file).is_file()}
+    graphs = {name: Graph(made / file, threads) for name, file in GRAPHS.items() if (made / file).is_file()}
     forms: dict[str, Form] = {PYTORCH: _runner(model), **graphs}
     compared = _compare(forms, made, student.prepared)
-    weights = sum(path.stat().st_size for path in student.folder.glob("*.safetensors"))
-    sizes = {PYTORCH: weights} | {name: (made / file).stat().st_size for name, file in
-                                  ((ONNX, files.GRAPH), (INT8, files.INT8)) if name in graphs}
+    sizes = {PYTORCH: sum(path.stat().st_size for path in student.folder.glob("*.safetensors"))}
+    sizes |= {name: (made / GRAPHS[name]).stat().st_size for name in graphs}
     return {
         "student": student.name, "lineage": student.lineage, "labels": info.labels, "is_pair": info.is_pair,
         "max_length": info.max_length, "inputs": graphs[ONNX].inputs,
