@@ -28,7 +28,7 @@ def mine(tmp_path) -> Searched:
     (["--methods", "vanila_kd"], "method 'vanila_kd' is not in study.methods of params.yaml; did you mean"),
     (["--datasets", "b"], "dataset 'b' is not in study.datasets of params.yaml; known: a"),
     (["--sampler", "bayes"], "sampler = 'bayes'; known: grid, random, tpe"),
-    (["--pruner", "asha"], "pruner = 'asha'; known: median, hyperband; leave it out to prune none"),
+    (["--pruner", "asha"], "pruner = 'asha'; known: hyperband, median; leave it out to prune none"),
     (["--trials", "0"], "trials = 0: expected 1 or more"),
     (["--seed", "-3"], "seed = -3: expected 0 or more"),
 ])
