@@ -233,13 +233,22 @@ class BothTrainings(Strict):
     student: Training
 
 
+class Published(Strict):
+    """Scores as a paper prints them, x 100, by dataset and column of the report; `source` says where they stand."""
+
+    source: str
+    scores: dict[str, dict[str, float]] = Field(min_length=1)
+
+
 class Selection(Strict):
-    """What the study runs; each list is a matrix axis in `dvc.yaml`. `question` is what it asks, as its report says."""
+    """What the study runs; each list is a matrix axis in `dvc.yaml`. `question` is what it asks, as its report says;
+    `published` is what papers give, by the name of the row beside ours."""
 
     datasets: tuple[str, ...] = Field(min_length=1)
     methods: tuple[str, ...] = Field(min_length=1)
     seeds: tuple[int, ...] = Field(min_length=1)
     question: str | None = None
+    published: dict[str, Published] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _no_repeats(self) -> Self:
@@ -350,6 +359,15 @@ class Study(Strict):
             if not isinstance(written.get(STUDENT, {}), dict):
                 raise ValueError(f"{place}.{dataset}.{STUDENT} = {written[STUDENT]!r}, expected settings of a training")
             self.student_training(dataset, method)
+
+    @model_validator(mode="after")
+    def _published_scores_are_of_known_datasets(self) -> Self:
+        for name, published in self.study.published.items():
+            for dataset in published.scores:
+                if dataset not in self.datasets:
+                    raise ValueError(f"study.published.{name}.scores names {dataset!r}, which has no entry under "
+                                     f"`datasets`; {did_you_mean(dataset, self.datasets)}")
+        return self
 
     @model_validator(mode="after")
     def _selectors_are_of_the_study(self) -> Self:

@@ -45,18 +45,22 @@ def pages(name: str) -> str:
 def page(method: ModuleType) -> str:
     """Markdown about one method."""
     config: type[MethodConfig] = method.Config
-    told = _docstrings(config)
+    meanings = _docstrings(config)
     rows = [f"| `{key}` | {_shown(field.get_default(call_default_factory=True))} | "
-            f"{_values(field.annotation, field.metadata)} | {told.get(key, '')} |"
+            f"{_values(field.annotation, field.metadata)} | {meanings.get(key, '')} |"
             for key, field in config.model_fields.items()]
     keys = ["| key | default | values | meaning |", "|---|---|---|---|", *rows] if rows else ["It has no keys."]
     file, about = method.__name__.replace(".", "/"), " ".join((config.__doc__ or "").split())
-    return "\n".join([f"# {Path(file).name}", "", inspect.getdoc(method) or "", "", f"`{file}.py`. {about}", "", *keys])
+    told = _docstring(inspect.getsource(method))
+    return "\n".join([f"# {Path(file).name}", "", told, "", f"`{file}.py`. {about}", "", *keys])
 
 
 def _sentence(file: Path) -> str:
-    text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-    return " ".join(text.split("\n\n")[0].split())
+    return " ".join(_docstring(file.read_text(encoding="utf-8")).split("\n\n")[0].split())
+
+
+def _docstring(source: str) -> str:
+    return ast.get_docstring(ast.parse(source)) or ""
 
 
 def _docstrings(config: type[MethodConfig]) -> dict[str, str]:
@@ -81,8 +85,8 @@ def _values(annotation: Any, bounds: list[Any]) -> str:
     if get_origin(annotation) is Literal:
         return ", ".join(f"`{option}`" for option in get_args(annotation))
     options = [option for option in get_args(annotation) or (annotation,) if option is not type(None)]
-    if len(options) != 1 or options[0] not in _KINDS:
+    if len(options) != 1 or not isinstance(options[0], type) or options[0] not in _KINDS:
         return ""
     limits = [f"{sign} {getattr(bound, name):g}" for bound in bounds for name, sign in _BOUNDS.items()
               if getattr(bound, name, None) is not None]
-    return " ".join([_KINDS[options[0]], *limits])
+    return f"{_KINDS[options[0]]} {', '.join(limits)}".strip()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from kdcore.analysis import published
 from kdcore.analysis.comparison import cost, differences, notes, quality, selection, sizes
 from kdcore.analysis.exhibits import Exhibits
 from kdcore.analysis.measured import Measured
@@ -15,6 +16,7 @@ from kdcore.analysis.repetitions import repeated_selections
 from kdcore.analysis.results import OOD_MEAN, TEACHER, Column, DatasetResults
 from kdcore.analysis.statistics import LEVEL, RESAMPLES
 from kdcore.analysis.tables import NAMES, markdown
+from kdcore.config import Published
 from kdcore.evaluation.metrics import PROBABILITY_SUM, PROTOCOL
 
 CURVES = "curves"
@@ -29,12 +31,14 @@ QUALITY = "quality x 100"
 @dataclass(frozen=True)
 class Content:
     """All that a report is made of. `submissions` are lines on what was written for the GLUE server, `analyses` are by
-    dataset, of those that were analysed; `question` is the study's own, None for the one that every study asks."""
+    dataset, of those that were analysed; `question` is the study's own, None for the one that every study asks;
+    `published` are scores of papers by name."""
 
     everything: Sequence[DatasetResults]
     submissions: Sequence[str]
     analyses: Mapping[str, Exhibits]
     question: str | None
+    published: Mapping[str, Published]
 
     @cached_property
     def overview(self) -> Overview:
@@ -59,6 +63,8 @@ def report(content: Content, measured: Measured | None = None) -> str:
             parts += ["### Wins and ranks\n", markdown(wins)]
         if overview.ranking:
             parts += [f"![Average ranks; bars join methods that cannot be told apart]({RANKS})\n"]
+    if beside := published.table(content.published, everything):
+        parts += ["## Beside published numbers\n", markdown(beside)]
     if overview.costs(measured):
         parts += ["## Cost and quality\n", f"![Quality against cost]({COST})\n", _COST_TOLD]
         if measured is None:

@@ -52,7 +52,7 @@ def run(study: config.Study, layout: Layout) -> None:
     scratch.mkdir(parents=True)
     written = _submissions(everything, scratch / "submission")
     analyses = _analyses(everything, layout, scratch / document.ANALYSES)
-    content = document.Content(everything, written, analyses, study.study.question)
+    content = document.Content(everything, written, analyses, study.study.question, study.study.published)
     _write_outs(content, scratch)
     shutil.rmtree(layout.report, ignore_errors=True)
     layout.report.parent.mkdir(parents=True, exist_ok=True)

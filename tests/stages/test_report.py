@@ -9,6 +9,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
+from kdcore import config
 from kdcore.analysis.exhibits import Exhibit, Exhibits
 from kdcore.data.assemble import _eval_rows
 from kdcore.data.checks import Rows
@@ -228,6 +229,16 @@ def test_the_study_may_ask_its_own_question(layout):
     text = (layout.report / "report.md").read_text()
     assert "# Results: movies\n\nDo random layers help?\n" in text
     assert "Does a small model" not in text
+
+
+def test_published_scores_stand_beside_ours_with_their_source(layout):
+    paper = config.Published(source="A. Author 2020, table 2", scores={"movies": {"test/accuracy": 91.2}})
+    settings = study()
+    named = settings.study.model_copy(update={"published": {"Paper": paper}})
+    report.run(settings.model_copy(update={"study": named}), layout)
+    text = (layout.report / "report.md").read_text()
+    assert "| Paper, published | 91.2 |" in text
+    assert "Sources: Paper: A. Author 2020, table 2." in text
 
 
 def test_means_are_there_for_dvc_to_plot(layout):
