@@ -29,8 +29,8 @@ def draw_cost(panels: Sequence[CostPanel], quality: str, path: Path) -> None:
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False, sharey=True)[0], panels, strict=True):
         for number, name in enumerate(names):
             if name in panel.points:
-                axes.plot(*panel.points[name], MARKERS[number % len(MARKERS)], color=COLOURS[number % len(COLOURS)],
-                          markersize=8, label=name)
+                colour, marker = mark(number)
+                axes.plot(*panel.points[name], marker, color=colour, markersize=8, label=name)
         axes.set(xlabel=panel.label)
         axes.margins(x=0.15, y=0.12)
         axes.set_xlim(left=0)
@@ -41,6 +41,11 @@ def draw_cost(panels: Sequence[CostPanel], quality: str, path: Path) -> None:
     write(canvas, path)
 
 
+def mark(number: int) -> tuple[str, str]:
+    """Colour and marker of the system with this number; no pair comes twice among as many as both lists allow."""
+    return COLOURS[number % len(COLOURS)], MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]
+
+
 def draw_ranks(ranking: Ranking, path: Path) -> None:
     """Each method at its average rank, best on top; bars join methods that lie closer than the critical difference."""
     names = list(ranking.ranks)
@@ -48,8 +53,7 @@ def draw_ranks(ranking: Ranking, path: Path) -> None:
     canvas = FigureCanvasAgg(figure)
     axes = figure.subplots()
     for place, name in enumerate(names):
-        axes.plot(ranking.ranks[name], place, MARKERS[place % len(MARKERS)], color=COLOURS[place % len(COLOURS)],
-                  markersize=7, zorder=3)
+        axes.plot(ranking.ranks[name], place, MARKERS[0], color=COLOURS[0], markersize=7, zorder=3)
     last = len(names)
     for number, group in enumerate(ranking.groups):
         axes.plot([ranking.ranks[group[0]], ranking.ranks[group[-1]]], [last + 0.3 * number] * 2, color="#555555",
