@@ -26,7 +26,7 @@ def _process(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_every_command_of_the_design_is_there():
     assert set(COMMANDS) == {
         *STAGES, "init", "grid", "register", "models", "status", "doctor", "general-teacher", "corpus", "pretrain",
-        "general-report", "accept-search", "export", "promote", "rollback", "show"}
+        "general-report", "accept-search", "export", "promote", "rollback", "show", "explain"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
