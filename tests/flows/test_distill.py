@@ -86,7 +86,7 @@ def test_a_failed_stage_lets_the_rest_finish_and_is_named_with_what_it_blocked(t
     behind = last.partition("; distill@a-finetune blocks ")[2].partition(";")[0].split(", ")
     assert set(behind) == {"evaluate@a-finetune", "analyse@a", "report"}
     assert last.endswith("15 stages finished")
-    assert "18 of 19 stages ended; left: under a minute" in said
+    assert "18 of 19 stages ended; left: " in said
     assert "Traceback" not in said
     assert "database is locked" not in said
     assert set(plan.make(toy.folder).stale) == {"distill@a-finetune", "evaluate@a-finetune", "analyse@a", "report"}
