@@ -44,7 +44,7 @@ def test_method_files_are_short(file):
 
 def test_every_imported_package_is_declared():
     """In pyproject.toml and requirements.in; nothing works by the luck of somebody else's dependency."""
-    distributions = {"ruamel": "ruamel.yaml", "sklearn": "scikit-learn"}
+    distributions = {"markdown": "Markdown", "ruamel": "ruamel.yaml", "sklearn": "scikit-learn"}
     imported = {root for f in FILES for root in _roots(f)} - set(sys.stdlib_module_names) - set(PACKAGES)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = {re.split(r"[<>=~\[ ]", entry)[0] for entry in project["dependencies"]}

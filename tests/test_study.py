@@ -220,14 +220,14 @@ def test_the_probe_has_every_subset_of_the_types_once_and_repeats_what_is_drawn(
 def test_the_study_of_knowledge_selection_compares_methods_with_themselves():
     settings = config.load(ROOT / "studies/ksm-cpu/params.yaml")
     files = {name: settings.method(name).file for name in settings.study.methods}
-    assert files == {"finetune": "finetune", "vanilla_kd": "vanilla_kd", "dynamic_kd": "dynamic_kd", "ksm_soft": "ksm",
-                     "ksm_hard": "ksm"} | dict.fromkeys(("fixed_all", "random_soft", "random_hard", "random_one"),
-                                                        "knowledge_mix")
+    mixed = dict.fromkeys(("fixed_all", "random_soft", "random_hard", "random_one"), "knowledge_mix")
+    learned = dict.fromkeys(("ksm_soft", "ksm_hard", "ksm_noisy"), "ksm")
+    assert files == {name: name for name in ("finetune", "vanilla_kd", "dynamic_kd")} | mixed | learned
     assert "cls" in settings.features.kinds, "else the teacher runs for every batch"
-    learned = {name: methods.of_entry(settings.method(name)) for name in settings.methods if name.startswith("ksm")}
-    assert learned.pop("ksm_stepwise").reward_steps == 1
-    assert {mix.reward_steps for mix in learned.values()} == {32}
-    assert {name for name, mix in learned.items() if not mix.exploration} == {"ksm_unexplored"}
+    selectors = {name: methods.of_entry(settings.method(name)) for name in settings.methods if name.startswith("ksm")}
+    assert selectors.pop("ksm_stepwise").reward_steps == 1
+    assert {mix.reward_steps for mix in selectors.values()} == {16}
+    assert {name for name, mix in selectors.items() if not mix.exploration} == {"ksm_unexplored", "ksm_noisy"}
 
 
 def test_the_studies_of_500_labels_differ_in_the_rows_without_labels_alone():
