@@ -243,7 +243,7 @@ def test_tracking_draws_no_random_numbers(store: Store) -> None:
 def test_six_processes_start_at_once_on_nothing(fresh_store: Store) -> None:
     """MLflow alone loses runs to Default and runs its migrations twice here."""
     processes = [fresh_store.process(TRAIN, str(seed)) for seed in range(6)]
-    results = [process.communicate(timeout=120) for process in processes]
+    results = [process.communicate(timeout=240) for process in processes]
     assert all(not error.strip() for _, error in results), results
     recorded = fresh_store.runs()
     assert sorted(run.info.run_id for run in recorded) == sorted(out.strip() for out, _ in results)
