@@ -62,13 +62,13 @@ def test_peak_memory_sees_what_is_held_and_not_what_is_mapped(tmp_path):
         view = np.memmap(path, np.uint8)
         assert int(view.sum()) == 64 * MEGABYTE
         del view
-    with PeakMemory(torch.device("cpu")) as held:
-        # From the system itself: an allocator may hand out memory again that the process holds already.
-        with mmap.mmap(-1, 64 * MEGABYTE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as block:
-            block.write(b"\1" * (64 * MEGABYTE))
-            deadline = time.monotonic() + 500 * INTERVAL_S
-            while held.host - before <= 48 * MEGABYTE and time.monotonic() < deadline:
-                time.sleep(INTERVAL_S)  # on a busy machine the watching thread must come to its turn
+    # From the system itself: an allocator may hand out memory again that the process holds already.
+    own = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    with PeakMemory(torch.device("cpu")) as held, mmap.mmap(-1, 64 * MEGABYTE, flags=own) as block:
+        block.write(b"\1" * (64 * MEGABYTE))
+        deadline = time.monotonic() + 500 * INTERVAL_S
+        while held.host - before <= 48 * MEGABYTE and time.monotonic() < deadline:
+            time.sleep(INTERVAL_S)  # on a busy machine the watching thread must come to its turn
     assert held.host - before > 48 * MEGABYTE
     if sys.platform == "linux":
         assert mapped.host - before < 32 * MEGABYTE
