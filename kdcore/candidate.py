@@ -15,6 +15,8 @@ from kdcore.data.prepared import Prepared, PreparedInfo
 from kdcore.errors import UserError, did_you_mean
 from kdcore.layout import Layout
 from kdcore.lineage import Revision, hash_folder, read_lock, revision
+from kdcore.method_config import MethodEntry
+from kdcore.pair_config import Pair
 from kdcore.tracking_store import study_name
 
 Scores = dict[str, dict[str, float]]
@@ -59,7 +61,7 @@ class Candidate:
     taught_by: str = ""
     origin: dict[str, Any] = field(default_factory=dict)
     selector: dict[str, Any] = field(default_factory=dict)
-    variant: config.MethodEntry | None = None
+    variant: MethodEntry | None = None
 
     @property
     def method_file(self) -> str:
@@ -232,7 +234,7 @@ def _intervals(folder: Path, info: PreparedInfo, scores: Scores) -> dict[str, di
     return found
 
 
-def _pair(pair: config.Pair) -> dict[str, Any]:
+def _pair(pair: Pair) -> dict[str, Any]:
     """The pair's settings, without those that say how teachers are averaged where there is one."""
     average = {"seeds", "members", "average", "weights"} if len(pair.teacher.models) < 2 else set()
     return pair.model_dump(exclude={"teacher": average})

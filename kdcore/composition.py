@@ -10,7 +10,6 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from kdcore.config import MethodConfig
 from kdcore.errors import UserError
 from kdcore.features import LOGITS, FeatureKey, Features, Kind, layer_keys
 from kdcore.knowledge import (
@@ -27,6 +26,7 @@ from kdcore.knowledge import (
 )
 from kdcore.losses import kd_loss, label_loss, layer_attention, unit
 from kdcore.mapping import student_slots
+from kdcore.method_config import MethodConfig
 from kdcore.objective import Batch, Loss, Needs, Objective, Progress, Setting
 from kdcore.projection import COLLAPSE_ALARMS, Projection, collapse, initialised_from
 from kdcore.selection import Selection, drawn, shares

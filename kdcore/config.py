@@ -6,7 +6,6 @@ and nothing else. Unknown keys are errors that name the nearest known one.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -15,164 +14,11 @@ from pydantic import Field, model_validator
 from kdcore import grid
 from kdcore.data_config import Data
 from kdcore.errors import UserError, did_you_mean
+from kdcore.method_config import DATASETS, METHOD, STUDENT, MethodEntry
+from kdcore.pair_config import Pair
 from kdcore.strict import Strict, merge, parse, read_yaml
 
-FILES = "files"
-"""`pair.teacher.source` where the teacher is files of answers."""
-METHOD = "method"
-"""The key of an entry of `methods` that says which method file it is; without it the entry's name does."""
-
-DATASETS, STUDENT = "datasets", "student"
-"""The key of an entry of `methods` for what differs on single datasets: hyper-parameters, and under `student` settings
-of the training."""
-
 _METHOD_NAME = re.compile(r"(?!teacher$)[A-Za-z0-9_]+")
-
-
-Family = Literal["bert", "distilbert", "roberta", "xlm-roberta", "mpnet", "electra", "deberta-v2", "modernbert"]
-
-
-class SelectorSource(Strict):
-    """A selector of knowledge that has learned: `study`, the dataset's own of this study, or a folder, another study's
-    `artifacts/knowledge/DATASET/selector`. A name alone is the source.
-
-    `revision` is its fingerprint, 16 hex digits, which is checked.
-    """
-
-    source: str
-    revision: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short_form(cls, value: Any) -> Any:
-        return {"source": value} if isinstance(value, str) else value
-
-
-class MethodConfig(Strict):
-    """Base of the `Config` of a method file: hyper-parameters with the paper's defaults."""
-
-    @property
-    def ready_selector(self) -> SelectorSource | None:
-        """Where the selector lies that the method takes as it is; None for a method that takes none."""
-        return None
-
-
-@dataclass(frozen=True)
-class MethodEntry:
-    """An entry of `methods`: its `name` in the study, the method `file` that it is, and the `options` written there."""
-
-    name: str
-    file: str
-    options: Mapping[str, Any]
-
-    @property
-    def is_variant(self) -> bool:
-        """True where the entry's name is not the method's."""
-        return self.name != self.file
-
-    @property
-    def borrowed(self) -> tuple["MethodEntry", ...]:
-        """The entries of other methods whose objectives this one chooses from (`kdcore.choice`), by their place."""
-        written = self.options.get("knowledge")
-        return tuple(MethodEntry(f"{self.name}.knowledge.{name}", str(entry.get(METHOD, name)), entry)
-                     for name, entry in (written.items() if isinstance(written, Mapping) else ())
-                     if isinstance(entry, Mapping))
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """The method files whose code it runs."""
-        return tuple(sorted({self.file, *(entry.file for entry in self.borrowed)}))
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.file})" if self.is_variant else self.name
-
-    def told(self) -> str:
-        """Markdown: `ksm_hard` is `ksm` with actions hard."""
-        options = ", ".join(f"{key} {value}".replace("'", "") for key, value in self.options.items())
-        return f"`{self.name}` is `{self.file}`" + (f" with {options}" if options else "")
-
-
-class Member(Strict):
-    """One of several teachers. `seed` of its training; None means that of `training.teacher`."""
-
-    source: str
-    revision: str | None = None
-    seed: int | None = None
-
-
-class TeacherModel(Strict):
-    """Who teaches: one model that is fine-tuned on each dataset, or the average of several, or files of answers.
-
-    `source` is a hub id, a local folder, `package:NAME` for weights that travel in a Python package, or `files`: every
-    dataset names the answers of its teacher in `data.teacher_files`. Several models are `seeds` of one source, or
-    `members`. `average` says what of them is averaged; `weights` need not sum to 1 and are equal where not given.
-    """
-
-    source: str | None = None
-    revision: str | None = None
-    seeds: tuple[int, ...] = ()
-    members: tuple[Member, ...] = ()
-    average: Literal["logits", "probabilities"] = "logits"
-    weights: tuple[Annotated[float, Field(gt=0)], ...] = ()
-
-    @property
-    def models(self) -> tuple[Member, ...]:
-        """What is fine-tuned; empty where the teacher is files."""
-        if self.members or self.source in (None, FILES):
-            return self.members
-        return tuple(Member(source=self.source, revision=self.revision, seed=seed) for seed in self.seeds or (None,))
-
-    @model_validator(mode="after")
-    def _one_way_to_say_it(self) -> Self:
-        if self.source is None and not self.members:
-            raise ValueError("pair.teacher names no model: give its `source`, several `members`, or `source: files` "
-                             "for a teacher that is only a file")
-        if self.source is not None and self.members:
-            raise ValueError("pair.teacher has `source` and `members`; several sources all belong into `members`")
-        if self.members and (self.seeds or self.revision is not None):
-            raise ValueError("pair.teacher has `members` beside `seeds` or `revision`; give each member its own `seed` "
-                             "and `revision`")
-        if not self.models and (self.revision is not None or self.seeds):
-            raise ValueError("pair.teacher has `source: files`, which has no revision and no seeds; remove them")
-        for place, model in enumerate(self.models):
-            if model in self.models[:place]:
-                raise ValueError(f"pair.teacher names {model.source!r} with seed {model.seed} twice; an average needs "
-                                 "models that differ in source, revision or seed")
-        if self.weights and len(self.weights) != len(self.models):
-            raise ValueError(f"pair.teacher has {len(self.weights)} weights for {len(self.models)} models; give each "
-                             "model one weight, or none for equal weights")
-        return self
-
-
-class StudentModel(Strict):
-    """How the student is initialised.
-
-    `source` as for the teacher, or `teacher`: this dataset's fine-tuned teacher.
-    `layers` picks transformer layers of the source, counted from 1: `first`, `last` or `even` with
-    `depth`, or an explicit list; None keeps the source as it is. `random` takes nothing but sizes and tokenizer:
-    all weights are drawn. `architecture` is the student's family where it differs from the source's, e.g.
-    `distilbert` from the layers of a BERT.
-    """
-
-    source: str = "teacher"
-    revision: str | None = None
-    layers: Literal["first", "last", "even", "random"] | tuple[int, ...] | None = None
-    depth: int | None = Field(default=None, ge=1)
-    architecture: Family | None = None
-
-    @model_validator(mode="after")
-    def _depth_goes_with_a_rule(self) -> Self:
-        if isinstance(self.layers, str) != (self.depth is not None):
-            raise ValueError("`depth` goes with `layers: first`, `last`, `even` or `random`, and only with these")
-        return self
-
-
-class Pair(Strict):
-    """Teacher and student of a study. `max_length` counts tokens, special tokens included."""
-
-    teacher: TeacherModel
-    student: StudentModel = StudentModel()
-    max_length: int = Field(default=128, ge=4)
 
 
 class Training(Strict):

@@ -11,8 +11,9 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from kdcore.config import Family, Training, is_general
+from kdcore.config import Training, is_general
 from kdcore.errors import UserError, did_you_mean
+from kdcore.pair_config import Family
 from kdcore.strict import Strict, parse, read_yaml
 
 TEACHER = "teacher"

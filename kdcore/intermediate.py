@@ -12,10 +12,10 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from kdcore.config import MethodConfig
 from kdcore.errors import UserError
 from kdcore.features import FeatureKey, Features
 from kdcore.mapping import Pairs, explicit, uniform
+from kdcore.method_config import MethodConfig
 from kdcore.objective import Batch, Loss, Needs, Objective, Progress, Setting, summed_over_layers
 from kdcore.projection import Projection, initialised_from
 from kdcore.token_losses import hidden_distance, per_pair, per_token, real_states, score_distance

@@ -19,11 +19,11 @@ from pydantic import Discriminator, Field, SerializationInfo, Tag, field_validat
 from torch import Tensor, nn
 
 from kdcore import methods
-from kdcore.config import METHOD, MethodConfig, MethodEntry
 from kdcore.errors import UserError, did_you_mean
 from kdcore.features import LOGITS, FeatureKey, Features, layer_keys
 from kdcore.losses import kd_loss, label_loss, outer_distance, squared_distance, unit
 from kdcore.mapping import Pairs, Rule, fixed
+from kdcore.method_config import METHOD, MethodConfig, MethodEntry
 from kdcore.objective import Batch, Needs, Setting
 from kdcore.projection import Bridge, initialised_from
 from kdcore.strict import Strict, parse

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kdcore.config import MethodConfig, MethodEntry
 from kdcore.errors import UserError, did_you_mean
+from kdcore.method_config import MethodConfig, MethodEntry
 from kdcore.strict import parse
 
 

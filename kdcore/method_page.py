@@ -7,8 +7,8 @@ from textwrap import dedent
 from types import ModuleType
 from typing import Any, Literal, get_args, get_origin
 
-from kdcore.config import MethodConfig
 from kdcore.errors import UserError, did_you_mean
+from kdcore.method_config import MethodConfig
 
 _KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}

@@ -20,6 +20,7 @@ from kdcore import study as studies
 from kdcore.errors import UserError, did_you_mean
 from kdcore.export import RECORD
 from kdcore.layout import Layout
+from kdcore.method_config import DATASETS
 
 if TYPE_CHECKING:
     import optuna
@@ -231,10 +232,10 @@ class Search:
         chosen = {"datasets": [self.dataset], "methods": [self.method], "seeds": [self.rules.seed]}
         selectors = {name: value for name, value in written.get("selectors", {}).items() if name == self.dataset}
         entry = written["methods"][self.method]
-        here = entry.get(config.DATASETS, {}).get(self.dataset, {})  # other datasets are none of its concern
+        here = entry.get(DATASETS, {}).get(self.dataset, {})  # other datasets are none of its concern
         content = {key: value for key, value in written.items() if key not in ("grid", "selectors")}
         content |= {"study": chosen} | ({"selectors": selectors} if selectors else {})
-        content["methods"] = written["methods"] | {self.method: entry | {config.DATASETS: {self.dataset: here}}}
+        content["methods"] = written["methods"] | {self.method: entry | {DATASETS: {self.dataset: here}}}
         return grid.placed(content, grid.own(point, self.dataset, self.method))
 
     def told(self, point: Point) -> str:

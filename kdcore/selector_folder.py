@@ -15,8 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from kdcore import sources
-from kdcore.config import SelectorSource
 from kdcore.errors import UserError
+from kdcore.method_config import SelectorSource
 from kdcore.objective import ReadySelector
 
 WEIGHTS = "selector.safetensors"

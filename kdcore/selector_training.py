@@ -18,8 +18,8 @@ from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from kdcore.config import MethodConfig, SelectorSource
 from kdcore.errors import UserError
+from kdcore.method_config import MethodConfig, SelectorSource
 from kdcore.objective import Phase, ReadySelector, Setting, Standing
 from kdcore.selector import (
     Seen,

@@ -7,10 +7,12 @@ from transformers import PretrainedConfig
 
 from kdcore import config, methods
 from kdcore.data.prepared import Prepared
+from kdcore.method_config import SelectorSource
 from kdcore.models import reading
 from kdcore.models.initialise import FROM_TEACHER, student_config
 from kdcore.models.loading import dims, load_config
 from kdcore.objective import ReadySelector, Setting
+from kdcore.pair_config import Pair
 from kdcore.selector_folder import OF_THIS_STUDY, find
 from kdcore.teacher import refuse_unaligned_tokens
 from kdcore.teacher_folder import WithoutLayers, needs_of, refuse_beyond_logits
@@ -54,7 +56,7 @@ def check(study: config.Study, prepared: Prepared, *names: str) -> None:
                 reading.check(student, phase.objective.needs.student, info.max_length)
 
 
-def _promised(source: config.SelectorSource, study: config.Study, dataset: str, setting: Setting) -> ReadySelector:
+def _promised(source: SelectorSource, study: config.Study, dataset: str, setting: Setting) -> ReadySelector:
     """The selector that a method wants; in place of the study's own, which is trained later, what it begins as."""
     if source.source != OF_THIS_STUDY:
         return find(source, Path(), dataset).selector
@@ -64,7 +66,7 @@ def _promised(source: config.SelectorSource, study: config.Study, dataset: str, 
                          learning.best.state_dict())
 
 
-def _student(pair: config.Pair) -> PretrainedConfig:
+def _student(pair: Pair) -> PretrainedConfig:
     """The configuration that the student will have; its source's weights are not read."""
     source = pair.teacher.models[0] if pair.student.source == FROM_TEACHER else pair.student
     return student_config(pair.student, load_config(source.source, source.revision), source.source)

@@ -10,13 +10,15 @@ import pytest
 from tests.import_graph import PACKAGES, ROOT, imported_names
 
 FILES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
-CORE = {"errors", "strict", "config", "features", "losses", "mapping", "objective", "projection"}
+CORE = {"errors", "strict", "config", "method_config", "features", "losses", "mapping", "objective", "projection"}
 MAY_IMPORT = {
     "errors": set(),
     "strict": {"errors"},
     "grid": {"errors"},
     "data_config": {"errors", "strict"},
-    "config": {"errors", "strict", "grid", "data_config"},
+    "method_config": {"strict"},
+    "pair_config": {"strict"},
+    "config": {"errors", "strict", "grid", "data_config", "method_config", "pair_config"},
     "features": {"errors"},
     "losses": {"config", "errors", "features"},
     "mapping": {"config", "errors", "features"},
@@ -33,8 +35,8 @@ MAY_IMPORT = {
     "knowledge_types": CORE | {"methods"},
     "choice": CORE | {"knowledge_types", "methods"},
     "selector": set(),
-    "selector_training": {"config", "errors", "objective", "selector"},
-    "method_files": {"config", "errors", "strict"},
+    "selector_training": {"errors", "method_config", "objective", "selector"},
+    "method_files": {"errors", "method_config", "strict"},
     "methods": CORE | {"method_files", "token_losses", "selection", "knowledge", "composition", "negatives",
                        "contrastive", "intermediate", "knowledge_types", "choice", "selector", "selector_training"},
     "mlm_losses": CORE | {"token_losses"},

@@ -8,6 +8,7 @@ import pytest
 from kdcore import config, methods, strict
 from kdcore.errors import UserError
 from kdcore.layout import ROOT
+from kdcore.method_config import MethodEntry
 from tests.command import kdflow
 
 
@@ -21,8 +22,8 @@ def study(entries: dict[str, Any]) -> config.Study:
 def test_an_entry_is_the_method_of_its_name_or_the_one_that_it_names():
     declared = study({"ksm": {}, "ksm_hard": {"method": "ksm", "actions": "hard"}})
     plain, variant = declared.method("ksm"), declared.method("ksm_hard")
-    assert plain == config.MethodEntry("ksm", "ksm", {})
-    assert variant == config.MethodEntry("ksm_hard", "ksm", {"actions": "hard"})
+    assert plain == MethodEntry("ksm", "ksm", {})
+    assert variant == MethodEntry("ksm_hard", "ksm", {"actions": "hard"})
     assert (plain.is_variant, variant.is_variant) == (False, True)
     assert (str(plain), str(variant)) == ("ksm", "ksm_hard (ksm)")
     assert methods.of_entry(plain) == methods.configure("ksm", {})
@@ -36,9 +37,9 @@ def test_an_entry_may_say_what_its_name_says():
 
 
 def test_what_an_entry_says_reads_as_a_sentence():
-    assert config.MethodEntry("two", "knowledge_mix", {"types": ["response", "finetune"], "selection": "fixed"}
+    assert MethodEntry("two", "knowledge_mix", {"types": ["response", "finetune"], "selection": "fixed"}
                               ).told() == "`two` is `knowledge_mix` with types [response, finetune], selection fixed"
-    assert config.MethodEntry("plain", "ksm", {}).told() == "`plain` is `ksm`"
+    assert MethodEntry("plain", "ksm", {}).told() == "`plain` is `ksm`"
 
 
 @pytest.mark.parametrize(("name", "written", "message"), [

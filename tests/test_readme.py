@@ -16,6 +16,7 @@ from ruamel.yaml import YAML
 from kdcore import cli, config, strict
 from kdcore.data_config import Augmentation, Data, Files, OutOfDomain
 from kdcore.layout import Layout
+from kdcore.pair_config import Member, Pair, StudentModel, TeacherModel
 from tasks import services
 from tests.command import kdflow
 
@@ -131,7 +132,7 @@ def test_python_of_the_readme_names_an_exported_student():
 
 def test_the_settings_guide_names_every_key():
     text = (ROOT / "docs" / "params.md").read_text(encoding="utf-8")
-    models = [config.Selection, config.TeacherModel, config.Member, config.StudentModel, config.Pair, config.Training,
+    models = [config.Selection, TeacherModel, Member, StudentModel, Pair, config.Training,
               Data, Files, Augmentation, OutOfDomain, config.StoredFeatures,
               config.TeacherGate, config.Evaluation, config.Study]
     for model in models:

@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 
 from kdcore.analysis.resampling import resampled
 from kdcore.analysis.statistics import FEWEST_SEEDS, RESAMPLES, Difference, Summary, corrected, difference, summarise
-from kdcore.config import MethodEntry
 from kdcore.data.prepared import PreparedInfo
 from kdcore.errors import UserError
 from kdcore.evaluation.metrics import PROTOCOL
+from kdcore.method_config import MethodEntry
 
 TEACHER = "teacher"
 BASELINES = ("finetune", "vanilla_kd")

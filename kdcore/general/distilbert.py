@@ -16,8 +16,8 @@ micro-batches weigh more; here over those of the step.
 
 from pydantic import Field
 
-from kdcore.config import MethodConfig
 from kdcore.features import MASKED_LOGITS, MLM_LOGITS, FeatureKey, Features, at_positions
+from kdcore.method_config import MethodConfig
 from kdcore.mlm_losses import masked_tokens, mlm_kd_loss, mlm_loss, refuse_other_vocabulary, token_kd_loss
 from kdcore.objective import Batch, Loss, Needs, Objective, Phase, Progress, Setting
 from kdcore.projection import Bridge, initialised_from

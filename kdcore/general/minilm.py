@@ -21,10 +21,10 @@ from jaxtyping import Float, Int
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from kdcore.config import MethodConfig
 from kdcore.errors import UserError
 from kdcore.features import FeatureKey, Features, Kind
 from kdcore.mapping import Pairs, teacher_layer, uniform
+from kdcore.method_config import MethodConfig
 from kdcore.objective import Batch, Loss, Needs, Objective, Phase, Progress, Setting, Step, summed_over_layers
 from kdcore.projection import Bridge, initialised_from
 from kdcore.token_losses import (

@@ -18,10 +18,10 @@ import math
 from pydantic import Field
 from torch import Tensor
 
-from kdcore.config import MethodConfig
 from kdcore.errors import UserError
 from kdcore.features import FeatureKey, Features, Kind
 from kdcore.mapping import teacher_layer
+from kdcore.method_config import MethodConfig
 from kdcore.objective import Batch, Loss, Needs, Objective, Phase, Progress, Setting
 from kdcore.token_losses import relation_divergence, split_heads
 

@@ -9,8 +9,8 @@ Released code (google-research/bert) averages over 20 predictions per row at mos
 masked tokens of the optimiser step, so that micro-batches and ranks change nothing.
 """
 
-from kdcore.config import MethodConfig
 from kdcore.features import MASKED_LOGITS, Features
+from kdcore.method_config import MethodConfig
 from kdcore.mlm_losses import masked_tokens, mlm_loss
 from kdcore.objective import Batch, Loss, Needs, Objective, Phase, Progress, Setting
 

@@ -15,8 +15,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from kdcore.config import MethodConfig
 from kdcore.features import MASKED_LOGITS, MLM_LOGITS, Features, at_positions
+from kdcore.method_config import MethodConfig
 from kdcore.mlm_losses import masked_tokens, mlm_kd_loss, mlm_loss, refuse_other_vocabulary, token_kd_loss
 from kdcore.objective import Batch, Loss, Needs, Objective, Phase, Progress, Setting
 

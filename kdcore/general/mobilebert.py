@@ -25,10 +25,10 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kdcore.config import MethodConfig
 from kdcore.errors import UserError
 from kdcore.features import MASKED_LOGITS, FeatureKey, Features, layer_keys
 from kdcore.losses import widened
+from kdcore.method_config import MethodConfig
 from kdcore.mlm_losses import masked_tokens, mlm_kd_loss, mlm_loss, refuse_other_vocabulary
 from kdcore.objective import Batch, Loss, Needs, Objective, Phase, Progress, Setting, summed_over_layers
 from kdcore.projection import Projection, initialised_from

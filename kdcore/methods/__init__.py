@@ -2,7 +2,7 @@
 
 A method file holds `class Config(MethodConfig)` and `phases(config, setting)`. Nothing is registered:
 a file in this folder is a method. Listing the names imports neither torch nor a method. Studies may give methods names
-of their own, see `kdcore.config.MethodEntry`.
+of their own, see `kdcore.method_config.MethodEntry`.
 """
 
 from pathlib import Path

@@ -23,11 +23,11 @@ from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from kdcore.config import MethodConfig
 from kdcore.errors import UserError
 from kdcore.features import LOGITS, Features, layer_keys
 from kdcore.losses import kd_loss, label_loss, layer_attention, layer_mixture, squared_distance
 from kdcore.mapping import blocks
+from kdcore.method_config import MethodConfig
 from kdcore.objective import Batch, Loss, Needs, Objective, Phase, Progress, Setting
 from kdcore.projection import COLLAPSE_ALARMS, Bridge, initialised_from
 

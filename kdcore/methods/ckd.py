@@ -22,11 +22,11 @@ from jaxtyping import Float, Int
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from kdcore.config import MethodConfig
 from kdcore.errors import UserError
 from kdcore.features import LOGITS, Features, layer_keys, masked_mean
 from kdcore.losses import kd_loss, label_loss, squared_distance, unit
 from kdcore.mapping import Grouping, groups
+from kdcore.method_config import MethodConfig
 from kdcore.objective import Batch, Loss, Needs, Objective, Phase, Progress, Setting
 from kdcore.projection import Projection, initialised_from
 from kdcore.token_losses import real_states

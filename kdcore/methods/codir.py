@@ -25,11 +25,11 @@ from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from kdcore.config import MethodConfig
 from kdcore.contrastive import InfoNce, TwoSidedNce
 from kdcore.errors import UserError
 from kdcore.features import LOGITS, FeatureKey, Features, layer_keys
 from kdcore.losses import kd_loss, label_loss
+from kdcore.method_config import MethodConfig
 from kdcore.negatives import Negatives, Source
 from kdcore.objective import Batch, Examine, Loss, Needs, Objective, Phase, Progress, Setting, TeacherOf
 from kdcore.projection import Projection, initialised_from

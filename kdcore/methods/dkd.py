@@ -22,9 +22,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from kdcore.config import MethodConfig
 from kdcore.features import LOGITS, Features
 from kdcore.losses import NO_LABEL, kd_loss, label_loss, same_shape, widened
+from kdcore.method_config import MethodConfig
 from kdcore.objective import Batch, Loss, Needs, Objective, Phase, Progress, Setting
 
 

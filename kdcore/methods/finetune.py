@@ -4,9 +4,9 @@ Cross-entropy on the labels; for regression the squared error on the raw scale o
 squashing, as released code has it (KD-NLP, Hugging Face). Deviations: none.
 """
 
-from kdcore.config import MethodConfig
 from kdcore.features import LOGITS, Features
 from kdcore.losses import label_loss
+from kdcore.method_config import MethodConfig
 from kdcore.objective import Batch, Loss, Needs, Objective, Phase, Progress, Setting
 
 

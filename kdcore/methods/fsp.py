@@ -21,11 +21,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from kdcore.config import MethodConfig
 from kdcore.errors import UserError
 from kdcore.features import LOGITS, Features, layer_keys
 from kdcore.losses import kd_loss, label_loss, outer_distance, unit
 from kdcore.mapping import Pairs, Rule, fixed
+from kdcore.method_config import MethodConfig
 from kdcore.objective import Batch, Loss, Needs, Objective, Phase, Progress, Setting
 from kdcore.projection import Bridge, initialised_from
 

@@ -22,10 +22,10 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from kdcore.composition import LayerDistillation, Options
-from kdcore.config import MethodConfig
 from kdcore.knowledge import Name
 from kdcore.mapping import Grouping, Pairs, Rule, explicit, groups, student_slots
 from kdcore.mapping import fixed as fixed_pairs
+from kdcore.method_config import MethodConfig
 from kdcore.objective import Phase, Setting
 from kdcore.selection import Selection, attentive, drawn, fixed, grouped
 

@@ -19,10 +19,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from kdcore.config import MethodConfig
 from kdcore.features import LOGITS, Features, layer_keys
 from kdcore.losses import kd_loss, label_loss, squared_distance, unit
 from kdcore.mapping import Pairs, Rule, fixed
+from kdcore.method_config import MethodConfig
 from kdcore.objective import Batch, Loss, Needs, Objective, Phase, Progress, Setting
 from kdcore.projection import COLLAPSE_ALARMS, Bridge, initialised_from
 

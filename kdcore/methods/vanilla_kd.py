@@ -12,9 +12,9 @@ divided by the number of classes; TextBrewer leaves T^2 out, which is `squared_t
 
 from pydantic import Field
 
-from kdcore.config import MethodConfig
 from kdcore.features import LOGITS, Features
 from kdcore.losses import kd_loss, label_loss
+from kdcore.method_config import MethodConfig
 from kdcore.objective import Batch, Loss, Needs, Objective, Phase, Progress, Setting
 
 

@@ -8,10 +8,10 @@ import torch
 from transformers import AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
 
 from kdcore import mapping
-from kdcore.config import StudentModel
 from kdcore.errors import UserError
 from kdcore.models.loading import Auto, load_described, quiet
 from kdcore.models.transfer import converted, transfer
+from kdcore.pair_config import StudentModel
 
 FROM_TEACHER = "teacher"
 RANDOM = "random"

@@ -21,6 +21,7 @@ from kdcore.errors import UserError
 from kdcore.export import RECORD, export
 from kdcore.features import LOGITS, FeatureKey
 from kdcore.layout import Layout
+from kdcore.method_config import MethodConfig, MethodEntry
 from kdcore.models.initialise import FROM_TEACHER, RANDOM, build_student
 from kdcore.models.loading import dims, load_tokenizer
 from kdcore.objective import Dims, Phase, Setting
@@ -70,7 +71,7 @@ class Work:
     method: str
 
     @cached_property
-    def entry(self) -> config.MethodEntry:
+    def entry(self) -> MethodEntry:
         """The method as the study declares it for this dataset."""
         return self.study.method(self.method, self.dataset)
 
@@ -117,7 +118,7 @@ class Work:
         return {"rows": train.unlabelled, "of": train.rows, "share": round(train.unlabelled / train.rows, 4)}
 
     @cached_property
-    def method_config(self) -> config.MethodConfig:
+    def method_config(self) -> MethodConfig:
         """The method's hyper-parameters."""
         return methods.of_entry(self.entry)
 

@@ -25,6 +25,7 @@ from kdcore.data.prepared import INFO_FILE, PreparedInfo, split_file, teacher_ke
 from kdcore.data.tokenise import tokenise
 from kdcore.layout import Layout
 from kdcore.models.loading import check_length, load_config, load_tokenizer, tokenizer_fingerprint, usable_length
+from kdcore.pair_config import Pair
 
 
 def run(study: config.Study, layout: Layout, dataset: str) -> None:
@@ -62,7 +63,7 @@ def run(study: config.Study, layout: Layout, dataset: str) -> None:
     _report(info, {split: aligned.source for split, aligned in assembled.answers.items()})
 
 
-def _tokenizers(pair: config.Pair, from_files: bool) -> tuple[dict[str, PreTrainedTokenizerBase], int]:
+def _tokenizers(pair: Pair, from_files: bool) -> tuple[dict[str, PreTrainedTokenizerBase], int]:
     """The tokenizers of teacher and student, and the most tokens that all models take.
 
     Of several teachers the first is `teacher`, and those with another tokenizer are `teacher-2` and so on. A teacher

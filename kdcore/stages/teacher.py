@@ -33,6 +33,7 @@ from kdcore.losses import label_loss
 from kdcore.methods import finetune
 from kdcore.models.loading import dims, load_described, load_finetuned, load_tokenizer
 from kdcore.objective import Setting
+from kdcore.pair_config import Member
 from kdcore.teacher_folder import Average, equal_or_given, member_name
 from kdcore.tracking import Run
 from kdcore.training.datasets import OfDataset
@@ -103,7 +104,7 @@ class Work:
     layout: Layout
     dataset: str
     prepared: Prepared
-    model: config.Member
+    model: Member
     training: config.Training
     place: int | None
 

@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 from types import ModuleType
 
-from kdcore.config import MethodConfig
+from kdcore.method_config import MethodConfig
 
 
 def keeps_the_house_rules(module: ModuleType) -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from kdcore import config, methods
-from kdcore.config import MethodConfig
 from kdcore.errors import UserError
 from kdcore.features import Features
+from kdcore.method_config import MethodConfig
 from kdcore.objective import Loss, Needs, Objective, Phase, Progress, Setting
 from tests.methods.house_rules import keeps_the_house_rules
 from tests.methods.toys import CLASSIFICATION, REGRESSION, Recording, Toy, batch, examine, progress, toys

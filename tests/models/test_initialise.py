@@ -9,12 +9,12 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
-from kdcore.config import StudentModel
 from kdcore.errors import UserError
 from kdcore.features import LOGITS, FeatureKey
 from kdcore.models import reading
 from kdcore.models.initialise import build_student, choose_layers, student_config
 from kdcore.models.loading import load_config
+from kdcore.pair_config import StudentModel
 from tests.tiny import FAMILIES, SENTIMENT, save_tiny, tiny_config, tiny_inputs, tiny_model
 
 NLI = ("entailment", "neutral", "contradiction")
@@ -319,7 +319,7 @@ def test_same_seed_gives_the_same_bytes_in_another_process(tmp_path):
     source = save_tiny(tmp_path / "source", layers=3)
     student, _ = build_student(StudentModel(source=str(source), layers="last", depth=2), tmp_path, NLI, 3)
     student.save_pretrained(tmp_path / "here")
-    code = ("import sys; from pathlib import Path; from kdcore.config import StudentModel; "
+    code = ("import sys; from pathlib import Path; from kdcore.pair_config import StudentModel; "
             "from kdcore.models.initialise import build_student; "
             "m, _ = build_student(StudentModel(source=sys.argv[1], layers='last', depth=2), Path('.'), "
             "('entailment', 'neutral', 'contradiction'), 3); m.save_pretrained(sys.argv[2])")

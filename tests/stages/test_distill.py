@@ -188,7 +188,7 @@ def with_general_student(folder: Path, layout: Layout, study: config.Study) -> c
     """The study with students that start from two layers of a general student in `folder`, named by its fingerprint."""
     save_tiny(folder, layers=4, labels=("no", "yes"), seed=8)
     (folder / "training.json").write_text(json.dumps(RECORD))
-    student = config.StudentModel(source=str(folder), revision=weights_fingerprint(folder), layers="even", depth=2)
+    student = StudentModel(source=str(folder), revision=weights_fingerprint(folder), layers="even", depth=2)
     return study.model_copy(update={"pair": study.pair.model_copy(update={"student": student})})
 
 
@@ -321,6 +321,7 @@ CHILD = """
 import json, sys
 from pathlib import Path
 from kdcore import config, strict
+from kdcore.pair_config import StudentModel
 from kdcore.layout import Layout
 from kdcore.stages import distill, teacher
 from kdcore.training import trainer

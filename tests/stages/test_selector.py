@@ -16,6 +16,7 @@ from kdcore.layout import Layout
 from kdcore.lineage import hash_folder
 from kdcore.methods.ksm import Episodes
 from kdcore.objective import Dims
+from kdcore.pair_config import StudentModel
 from kdcore.selector_folder import RECORD, WEIGHTS
 from kdcore.stages import analyse, distill, selector
 from kdcore.training import checkpoint, trainer
@@ -159,7 +160,7 @@ def test_all_seeds_use_it_as_it_is(copied: tuple[config.Study, Layout]) -> None:
 
 def test_a_deeper_student_of_the_same_width_uses_it(copied: tuple[config.Study, Layout]) -> None:
     study, layout = copied
-    pair = study.pair.model_copy(update={"student": config.StudentModel(layers="first", depth=4)})
+    pair = study.pair.model_copy(update={"student": StudentModel(layers="first", depth=4)})
     distill.run(changed(with_one_seed(study), pair=pair), layout, "toy", "ready")
     assert students_record(layout, "ready", 1)["selector"] == record_of(layout)["lineage"]
 
