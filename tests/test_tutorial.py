@@ -80,10 +80,10 @@ class Stranger(Checkout):
         subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
 
     def types(self, line: str, allowed: tuple[int, ...] = (0,)) -> str:
-        """Run one block of the page; returns what it printed."""
+        """Run one block of the page; returns what the terminal shows."""
         done = subprocess.run(["bash", "-c", line], cwd=self.folder, env=self.environment, text=True,
-                              capture_output=True, check=False)
-        assert done.returncode in allowed, f"{line}\n{done.stdout}\n{done.stderr}"
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+        assert done.returncode in allowed, f"{line}\n{done.stdout}"
         return done.stdout
 
 
@@ -126,7 +126,6 @@ def answers(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(reason="not seen to pass as a whole yet: the study runs, what follows its report was not reached")
 @pytest.mark.timeout(900)
 def test_from_a_csv_to_a_served_student(stranger: Stranger, serving: list["subprocess.Popen[bytes]"]) -> None:
     init, doctor, distill, show, serve, ask = blocks("bash")
