@@ -4,9 +4,10 @@ It only looks, and answers while a study runs.
 """
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +91,8 @@ def _stale(dvc: subprocess.Popen[str]) -> Iterator[str]:
     """What DVC says is not current, stage by stage."""
     out, error = dvc.communicate()
     if dvc.returncode:
-        reason = next((line for line in error.splitlines() if line.startswith("ERROR")), error.strip() or "no reason")
-        yield f"DVC does not answer: {reason.removeprefix('ERROR: ')}; `kdflow doctor` looks closer"
+        said = next((line for line in error.splitlines() if line.startswith("ERROR")), error.strip() or "no reason")
+        yield f"DVC does not answer: {said.removeprefix('ERROR: ')}; `kdflow doctor` looks closer"
         return
     changes: dict[str, list[Any]] = json.loads(out or "{}")
     if not changes:
@@ -99,12 +100,13 @@ def _stale(dvc: subprocess.Popen[str]) -> Iterator[str]:
         return
     yield f"{len(changes)} stage(s) are not current; `dvc repro` or the flow runs them:"
     for stage in list(changes)[:SHOWN]:
-        yield f"  {stage}: {_reason(changes[stage])}"
+        yield f"  {stage}: {reason(changes[stage])}"
     if len(changes) > SHOWN:
         yield f"  and {len(changes) - SHOWN} more"
 
 
-def _reason(changes: list[Any]) -> str:
+def reason(changes: Sequence[Any]) -> str:
+    """DVC's changes of one stage in a few words: `pair, rte modified`."""
     words: list[str] = []
     for change in changes:
         if isinstance(change, str):
@@ -113,7 +115,7 @@ def _reason(changes: list[Any]) -> str:
         for paths in change.values():
             for path, state in paths.items():
                 # Settings are one file with many keys; its keys say more than its name.
-                words += list(state) if isinstance(state, dict) else [f"{path} {state}"]
+                words += list(state) if isinstance(state, Mapping) else [f"{os.path.basename(path)} {state}"]
     return ", ".join(words[:3]) + (f" and {len(words) - 3} more" if len(words) > 3 else "")
 
 

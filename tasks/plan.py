@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kdcore import config, general_config
 from kdcore.errors import BusyError, UserError, did_you_mean
+from kdcore.status import reason
 from tasks import repair
 
 if TYPE_CHECKING:
@@ -130,20 +131,6 @@ def _look(study: Path, selecting: Selecting, force: bool) -> tuple[
     left_out = _left_out(selected, stale, needs)
     run = {name: why for name, why in stale.items() if name in selected and name not in left_out}
     return needs, run, left_out, frozenset(stale) - frozenset(run), tuple(notes)
-
-
-def reason(changes: Sequence[Any]) -> str:
-    """DVC's changes of one stage in a few words: `params.yaml, artifacts/teacher/rte`."""
-    words: list[str] = []
-    for change in changes:
-        if isinstance(change, str):
-            words.append(change)
-            continue
-        for paths in change.values():
-            for path, state in paths.items():
-                inner = list(state) if isinstance(state, Mapping) else [f"{os.path.basename(path)} {state}"]
-                words += inner
-    return ", ".join(words[:3]) + (f" and {len(words) - 3} more" if len(words) > 3 else "")
 
 
 def _select(what: str, wanted: Sequence[str] | None, known: tuple[str, ...], where: str) -> tuple[str, ...]:
