@@ -92,6 +92,24 @@ def test_trials_far_behind_are_pruned_and_stay_so(folder):
     assert last.best().score == 0.7
 
 
+def test_hyperband_gives_up_trials_after_growing_numbers_of_epochs(folder):
+    rates = [index * 1e-5 for index in range(1, 13)]
+    content = strict.read_yaml(folder / "params.yaml") | {"grid": {"training.student.learning_rate": rates}}
+    (folder / "params.yaml").write_text(study._dump(content))
+    found, ended = search(folder, pruner="hyperband"), {}
+    while (point := found.next()) is not None:
+        rate = point["training.student.learning_rate"]
+        score = 1 - rate * 1e4  # the first is the best: what comes later is behind
+        ended[rate] = next((epoch for epoch in range(1, 10) if found.report(point, epoch, score)), None)
+        if ended[rate]:
+            found.prune(point)
+        else:
+            train(found, point, score)
+    assert ended[rates[0]] is None
+    assert len({epoch for epoch in ended.values() if epoch}) > 1
+    assert found.best().point == {"training.student.learning_rate": rates[0]}
+
+
 def test_a_failed_trial_is_tried_again_by_the_next_search(folder):
     found = search(folder)
     point = found.next()
