@@ -21,10 +21,13 @@ FEW_ROWS = 300
 
 _CUT = re.compile(r"rows, drawn with seed \d+$")
 _ABSENT = "Not measured: not on this machine; what is evaluated or trained here fills in."
+_NO_LATENCY = "Latency and memory were not measured here: with `evaluation.latency`, what is evaluated here fills in."
+_NO_TRAINING = "Training time was not measured here: what is trained here fills in, where the teacher is."
 _MORE = ("`in sd`: in units of the pooled deviation over seeds. `p` belongs to the interval: below 0.05 where that "
          "leaves 0 out. ")
-_EPOCHS = ("s/epoch: training alone, without each run's first epoch, which warms up; the teacher's stored features "
-           "are computed once beforehand and not counted.")
+_TIMES = ("Times of training are of the whole run and of an epoch, the teacher's = 1, medians over seeds and over "
+          "epochs without the first, which warms up. They are of the machine as it was: other work makes them longer. "
+          "Evaluation does not count, nor do the teacher's stored features, which are computed once beforehand.")
 
 
 def quality(results: DatasetResults, columns: Sequence[Column], title: str) -> Table:
@@ -33,20 +36,29 @@ def quality(results: DatasetResults, columns: Sequence[Column], title: str) -> T
              *(cell(results, name, column, results.differences) for column in columns))
             for name, system in results.systems.items()]
     return Table(title, ("", *(heading(column) for column in columns)), tuple(rows),
-                 f"{_how_to_read(results, OOD_MEAN in columns)} {marks_told(results.differences.values())}",
+                 f"{_how_to_read(results, columns)} {marks_told(results.differences.values())}",
                  best(list(results.systems), [(results, column) for column in columns]))
 
 
 def differences(results: DatasetResults, columns: Sequence[Column], title: str, brief: bool = False) -> Table:
-    """Every method minus every baseline, one row per number; brief without what the verdict does not go by."""
+    """Every method minus every baseline, one row per number; brief without what the verdict does not go by.
+
+    Where nothing is tested, for want of seeds, there is no more than the differences.
+    """
     rows = []
+    tested = any(results.differences[method, baseline, column].p is not None
+                 for method, baseline in results.comparisons() for column in columns)
     for method, baseline in results.comparisons():
         for column in columns:
             found = results.differences[method, baseline, column]
             in_sd = "" if found.in_sd is None else f"{found.in_sd:+.1f}"
             rows.append((f"{method} - {baseline}", heading(column).replace("\n", " "), interval(found),
-                         *([] if brief else [in_sd, probability(found.p)]), probability(found.p_corrected),
-                         found.verdict))
+                         *([] if brief or not tested else [in_sd, probability(found.p)]),
+                         *([probability(found.p_corrected)] if tested else []), found.verdict))
+    if not tested:
+        return Table(title, ("", "on", "difference", "verdict"), tuple(rows),
+                     "Difference of means x 100 over the seeds that both have; with fewer than "
+                     f"{FEWEST_SEEDS} seeds nothing is tested.")
     more = "" if brief else _MORE
     return Table(title, ("", "on", "difference", *([] if brief else ["in sd", "p"]), "p (Holm)", "verdict"),
                  tuple(rows), "Difference of means x 100 over the seeds that both have, with its 95 % interval over "
@@ -88,7 +100,8 @@ def marks_told(differences: Collection[Difference]) -> str:
 def family(differences: Collection[Difference]) -> str:
     """For how many comparisons p is corrected, and which they are."""
     count = sum(found.p is not None for found in differences)
-    return f"all {count} tested comparisons of methods with `finetune` and `vanilla_kd` on these numbers"
+    tested = "the one tested comparison" if count == 1 else f"all {count} tested comparisons"
+    return f"{tested} of methods with `finetune` and `vanilla_kd` on these numbers"
 
 
 def sizes(results: DatasetResults) -> Table:
@@ -100,32 +113,40 @@ def sizes(results: DatasetResults) -> Table:
 
 
 def cost(results: DatasetResults, measured: Measured) -> Table:
-    """Sizes joined with this machine's measurements."""
+    """Sizes joined with this machine's measurements; columns of which it has none are left out."""
     dataset = results.info.name
-    teacher = measured.cost(dataset, TEACHER).get("epoch_seconds")
+    costs = {name: measured.cost(dataset, name) for name in results.systems}
+    teacher = costs.get(TEACHER, {})
+    with_latency = any("latency" in own for own in costs.values())
+    with_training = "train_seconds" in teacher or "epoch_seconds" in teacher
     rows = []
     for name, system in results.systems.items():
-        own = measured.cost(dataset, name)
+        own = costs[name]
         absent = NOT_MEASURED if system.size else NO_NUMBER
-        latency = own.get("latency", {})
-        one, many = latency.get("batch_1"), latency.get("batch_32")
-        seconds = own.get("epoch_seconds")
-        rows.append((name, _millions(system.size.get("parameters")), _megabytes(system.size, digits=0),
-                     _milliseconds(one) or absent, _milliseconds(many) or absent,
-                     f"{latency['peak_memory_bytes'] / 2**20:.0f}" if latency else absent,
-                     f"{seconds / teacher:.2f}" if seconds and teacher else absent))
+        row = [name, _millions(system.size.get("parameters")), _megabytes(system.size, digits=0)]
+        if with_latency:
+            latency = own.get("latency", {})
+            row += [_milliseconds(latency.get("batch_1")) or absent, _milliseconds(latency.get("batch_32")) or absent,
+                    f"{latency['peak_memory_bytes'] / 2**20:.0f}" if latency else absent]
+        if with_training:
+            row += [f"{own[time] / teacher[time]:.2f}" if time in own and time in teacher else absent
+                    for time in ("train_seconds", "epoch_seconds")]
+        rows.append(tuple(row))
     incomplete = any(NOT_MEASURED in row for row in rows)
-    machine = _machine([measured.cost(dataset, name) for name in results.systems])
-    caption = [machine, _EPOCHS if teacher else "", _ABSENT if incomplete else ""]
+    caption = [_machine(list(costs.values())) if with_latency else _NO_LATENCY,
+               _TIMES if with_training else _NO_TRAINING, _ABSENT if incomplete else ""]
     return Table(f"Cost: {dataset}",
-                 (dataset, "params\nM", "file\nMB", "ms, batch 1\np50 / p95", "ms, batch 32\np50 / p95", "memory\nMiB",
-                  "s/epoch,\nteacher = 1"), tuple(rows), " ".join(filter(None, caption)))
+                 (dataset, "params\nM", "file\nMB",
+                  *(("ms, batch 1\np50 / p95", "ms, batch 32\np50 / p95", "memory\nMiB") if with_latency else ()),
+                  *(("training,\nteacher = 1", "s/epoch,\nteacher = 1") if with_training else ())),
+                 tuple(rows), " ".join(filter(None, caption)))
 
 
 def notes(results: DatasetResults) -> list[str]:
     """What a reader must know of the numbers: where rows come from, and every reason to doubt a number."""
     info = results.info
-    said = [f"`{name}`: {split.rows:,} rows ({split.role}){f'; {split.note}' if split.note else ''}"
+    said = [f"`{name}`: {split.rows:,} rows ({'out of domain' if split.role == 'ood' else split.role}"
+            f"{', without labels here' if split.hidden else ''}){f'; {split.note}' if split.note else ''}"
             for name, split in info.splits.items()]
     return said + doubts(results)
 
@@ -165,20 +186,31 @@ def doubts(results: DatasetResults) -> list[str]:
 
 
 def selection(results: DatasetResults) -> str:
-    """Which rows chose the checkpoints and which are reported."""
+    """Which rows chose the checkpoints, if any did, and which are reported."""
+    trained = [name for name, system in results.systems.items()
+               if all(run["training"]["phases"] for run in system.runs.values())]
+    last = [name for name in trained if results.systems[name].keeps_last]
+    if trained and last == trained:
+        return ("No checkpoint was chosen, the weights of the last step were kept: no reported rows had a part in the "
+                "training")
+    kept = f"; of {', '.join(f'`{name}`' for name in last)} the weights of the last step were kept" if last else ""
     reported = [split for split in results.in_domain if split != results.select]
     if not reported:
         return (f"Checkpoints were selected on `{results.select}` and are reported on the same rows, as papers do with "
-                "GLUE; this flatters every method a little")
+                f"GLUE; this flatters every method a little{kept}")
     return (f"Checkpoints were selected on `{results.select}`; "
-            f"{', '.join(f'`{split}`' for split in reported)} had no part in the selection")
+            f"{', '.join(f'`{split}`' for split in reported)} had no part in the selection{kept}")
 
 
-def _how_to_read(results: DatasetResults, with_mean: bool) -> str:
+def _how_to_read(results: DatasetResults, columns: Sequence[Column]) -> str:
     seeds = {len(system.metrics) for name, system in results.systems.items() if name != TEACHER}
     count = " to ".join(str(n) for n in sorted({min(seeds), max(seeds)})) if seeds else "0"
-    mean = f" Out-of-domain mean: unweighted, of {', '.join(results.in_the_mean)}." if with_mean else ""
-    return f"Mean ± sd over n = {count} seeds, x 100. {selection(results)}.{mean}"
+    said = [f"Mean ± sd over n = {count} seed{'' if count == '1' else 's'}, x 100."]
+    if any(column.split in results.in_domain for column in columns):
+        said.append(f"{selection(results)}.")
+    if OOD_MEAN in columns:
+        said.append(f"Out-of-domain mean: unweighted, of {', '.join(results.in_the_mean)}.")
+    return " ".join(said)
 
 
 def heading(column: Column) -> str:

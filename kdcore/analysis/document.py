@@ -1,5 +1,6 @@
 """The report of a study as Markdown that reads on its own, and the same numbers as JSON."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +27,8 @@ ANALYSES = "analysis"
 COST = "cost.png"
 RANKS = "ranks.png"
 QUALITY = "quality x 100"
+SHORT = 12
+"""Differences of a dataset that a page shows at once; more are folded."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +65,19 @@ def report(content: Content, measured: Measured | None = None) -> str:
         if wins := overview.wins():
             parts += ["### Wins and ranks\n", markdown(wins)]
         if overview.ranking:
-            parts += [f"![Average ranks; bars join methods that cannot be told apart]({RANKS})\n"]
+            parts += [f"![Average ranks of the methods]({RANKS})\n", _RANKS_TOLD]
     if beside := published.table(content.published, everything):
         parts += ["## Beside published numbers\n", markdown(beside)]
     if overview.costs(measured):
-        parts += ["## Cost and quality\n", f"![Quality against cost]({COST})\n", _COST_TOLD]
+        parts += ["## Cost and quality\n", f"![Quality against cost]({COST})\n",
+                  f"{_COST_TOLD} Quality: {overview.quality_told()}.\n", markdown(overview.costs_table(measured))]
         if measured is None:
             parts += [_NOT_HERE]
-        else:
-            parts += [markdown(cost(results, measured)) for results in everything]
     for results in everything:
-        parts += _section(results)
+        parts += _section(results, everything)
+        if measured is not None:
+            parts += ["### Cost on this machine\n", markdown(cost(results, measured))]
+        parts += ["### Notes\n", _bullets(notes(results))]
         if found := content.analyses.get(results.info.name):
             parts += found.markdown(f"{ANALYSES}/{found.dataset}")
         parts += ["#### Where these numbers come from\n", markdown(provenance(results, measured))]
@@ -113,57 +118,64 @@ def panels(everything: Sequence[DatasetResults]) -> list[Panel]:
     return found
 
 
-_QUESTION = """\
-Does a small model that learns from a fine-tuned teacher do better than the same small model fine-tuned alone, on data
-like the training data and on data from elsewhere? Each student below starts from the same weights and sees the same
-rows in the same order per seed; methods differ in what they take from the teacher. `finetune` takes nothing.
-"""
+# A paragraph is one line: Prefect and MLflow show what breaks in the source as broken lines.
+_QUESTION = (
+    "Does a small model that learns from a fine-tuned teacher do better than the same small model fine-tuned alone, on "
+    "data like the training data and on data from elsewhere? Each student below starts from the same weights and sees "
+    "the same rows in the same order per seed; methods differ in what they take from the teacher. `finetune` takes "
+    "nothing.\n")
+
+_RANKS_TOLD = "Dots: average ranks. Bars join methods whose ranks cannot be told apart.\n"
 
 _LOSSES = "A method's loss is the sum of its own terms: compare the shapes of the losses, not their heights.\n"
 
-_COST_TOLD = """\
-The upper left is where one wants to be: good and cheap. Quality is the number that stands for a dataset beside others,
-x 100, its mean over the datasets. Students with the same parameters cost the same where they are used; what differs is
-what their training took.
-"""
+_COST_TOLD = (
+    "The upper left is where one wants to be: good and cheap. Students with the same parameters cost the same where "
+    "they are used; what differs is what their training took.")
 
-_NOT_HERE = """\
-Latency and training time are no part of this file, since they are facts of one machine: `kdflow report` writes the same
-report with what was measured on the machine that it runs on.
-"""
+_NOT_HERE = (
+    "Latency and training time are no part of this file, since they are facts of one machine: `kdflow report` writes "
+    "the same report with what was measured on the machine that it runs on.\n")
 
 _REPRODUCE = """\
 In the study's folder, with the data and models that its `params.yaml` names:
 
 ```
-dvc repro          # runs whatever is not up to date and writes this report
-kdflow report      # prints the tables, and writes the report with the latency and training time of this machine
+# runs whatever is not up to date and writes this report
+dvc repro
+# prints the tables, and writes this report with what
+# this machine measured: latency, training time
+kdflow report
 ```
 
-`params.yaml` holds every setting, `dvc.lock` the hashes of data, code, models and results. Every value per seed is in
-`results.json`, every single prediction in `artifacts/evaluation/DATASET/METHOD/predictions/`.
+`params.yaml` holds every setting, `dvc.lock` the hashes of data, code, models and results. \
+Every value per seed is in `results.json`, every single prediction in \
+`artifacts/evaluation/DATASET/METHOD/predictions/`.
 """
 
 
-def _section(results: DatasetResults) -> list[str]:
+def _section(results: DatasetResults, everything: Sequence[DatasetResults]) -> list[str]:
     inside = [column for column in results.columns if column.split in results.in_domain]
     outside = [column for column in results.columns if column not in inside]
-    parts = [f"## {results.info.name}\n", _setting(results), "### In domain\n", markdown(quality(results, inside, ""))]
+    parts = [f"## {results.info.name}\n", _setting(results, everything),
+             "### In domain\n", markdown(quality(results, inside, ""))]
     if outside:
         parts += ["### Out of domain\n", markdown(quality(results, outside, ""))]
         if summed := _probability_sums(results):
             parts += [summed]
     if results.comparisons():
-        parts += ["### Differences\n", markdown(differences(results, results.columns, ""))]
+        table = differences(results, results.columns, "")
+        folded = len(table.rows) > SHORT
+        parts += [f"#### All {len(table.rows)} differences\n" if folded else "### Differences\n", markdown(table)]
     if repeated := repeated_selections(results):
         parts += ["### Repeated random selections\n", markdown(repeated)]
     name = results.info.name
     return [*parts, "### Training curves\n",
             f"![Training loss and score on the selecting split of {name}, by epoch]({CURVES}/{name}.png)\n", _LOSSES,
-            "### Size\n", markdown(sizes(results)), "### Notes\n", _bullets(notes(results))]
+            "### Size\n", markdown(sizes(results))]
 
 
-def _setting(results: DatasetResults) -> str:
+def _setting(results: DatasetResults, everything: Sequence[DatasetResults]) -> str:
     """Who learned what from whom, in a few sentences."""
     info = results.info
     what = f"classes {', '.join(info.labels)}" if info.labels else "a score"
@@ -180,22 +192,41 @@ def _setting(results: DatasetResults) -> str:
     alike: dict[str, list[str]] = {}
     for name, system in results.systems.items():
         if name != TEACHER:
-            seeds = ", ".join(run.removeprefix("seed-") for run in system.runs)
-            how = f"{_training(next(iter(system.runs.values()))['training'])}; seeds {seeds}"
+            seeds = "seed " if len(system.runs) == 1 else "seeds "
+            seeds += ", ".join(run.removeprefix("seed-") for run in system.runs)
+            how = f"{_training(next(iter(system.runs.values()))['training'])}; {seeds}"
             alike.setdefault(how, []).append(name)
     if results.variants:
         said.append("Methods by names of their own:\n\n" + _bullets(results.variants).rstrip())
+    if own := _own_settings(results, everything):
+        said.append("Settings of methods that differ between the datasets of this study, as they are here:\n\n"
+                    + _bullets(own).rstrip())
     said += [f"{'Students' if len(alike) == 1 else ', '.join(names)}: {how}." for how, names in alike.items()]
     return "\n\n".join(said) + "\n"
+
+
+def _own_settings(results: DatasetResults, everything: Sequence[DatasetResults]) -> list[str]:
+    """Per method the hyper-parameters that it has otherwise on another dataset, which `params.yaml` may say."""
+    told = []
+    for name, system in results.systems.items():
+        own = system.hyperparameters
+        others = [other.systems[name].hyperparameters for other in everything if name in other.systems]
+        if differing := [key for key, value in own.items() if any(other.get(key) != value for other in others)]:
+            values = (f"{key} {json.dumps(own[key], ensure_ascii=False)}".replace('"', "") for key in differing)
+            told.append(f"`{name}`: {', '.join(values)}")
+    return told
 
 
 def _training(record: dict[str, Any]) -> str:
     """How a model was trained: its start, then the settings of each phase, if it was trained here."""
     if not record["phases"]:
         return str(record["init"])
-    *before, last = record["phases"]
-    phases = [f"{phase['name']}: {_settings(phase)}" for phase in before]
-    settings = _settings(last | {"precision": record["precision"]})
+    *before, last = (phase | {"precision": record["precision"]} for phase in record["phases"])
+    alike: dict[str, list[str]] = {}
+    for phase in before:
+        alike.setdefault(_settings(phase), []).append(phase["name"])
+    phases = [f"{', '.join(names)}: {how}" for how, names in alike.items()]
+    settings = _settings(last)
     if selector := record.get("selector"):
         phases.append("with the selector {fingerprint}, trained by {method} on {dataset} with seed {seed} in the study "
                       "{study}".format(**selector))
@@ -205,7 +236,12 @@ def _training(record: dict[str, Any]) -> str:
 def _settings(phase: dict[str, Any]) -> str:
     length = "epochs" if phase.get("steps") is None else "steps"
     shown = (length, "batch_size", "learning_rate", "patience", "precision")
-    return ", ".join(f"{key.replace('_', ' ')} {phase[key]}" for key in shown if phase.get(key) is not None)
+    return ", ".join(f"{key.replace('_', ' ')} {_plain(phase[key])}" for key in shown if phase.get(key) is not None)
+
+
+def _plain(value: Any) -> str:
+    """A number as people write it: `2`, `0.0002`, `5e-5`."""
+    return f"{value:g}".replace("e-0", "e-") if isinstance(value, float) else str(value)
 
 
 def _probability_sums(results: DatasetResults) -> str:

@@ -1,9 +1,10 @@
 """What is true of one machine and moment: times, memory, the runs in MLflow. No part of a study's outs."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from kdcore.analysis.results import TEACHER
@@ -13,8 +14,8 @@ from kdcore.layout import Layout
 
 @dataclass(frozen=True)
 class Measured:
-    """Of each system (dataset, name): `costs` has `latency` of its first seed and `epoch_seconds`, what is absent left
-    out; `runs` are the ids of its trainings in MLflow by run name. `hashes`: DVC's, by the path of an out."""
+    """Of each system (dataset, name): `costs` are those of `costs` below; `runs` are the ids of its trainings in MLflow
+    by run name. `hashes`: DVC's, by the path of an out."""
 
     costs: Mapping[tuple[str, str], Mapping[str, Any]]
     runs: Mapping[tuple[str, str], Mapping[str, str]]
@@ -29,12 +30,16 @@ class Measured:
 
 
 def costs(layout: Layout, dataset: str, system: str) -> dict[str, Any]:
-    """This machine's measurements of a system: `latency` of its first seed, `epoch_seconds`; absent ones left out."""
+    """This machine's measurements of a system, absent ones left out: `latency` of its first seed, and seconds of
+    training, `epoch_seconds` of an epoch and `train_seconds` of a whole run.
+
+    Seconds are medians, of the epochs of all seeds and of seeds: work beside a training slows some of it down.
+    """
     found: dict[str, Any] = {}
     for run in _read(layout.measured / f"evaluate@{dataset}-{system}.json").values():
         if isinstance(run, dict) and "latency" in run:
             found.setdefault("latency", run["latency"])
-    return found | _epoch_seconds(_training(layout, dataset, system))
+    return found | _seconds([run for run in _training(layout, dataset, system).values() if isinstance(run, dict)])
 
 
 def runs(layout: Layout, dataset: str, system: str) -> dict[str, str]:
@@ -48,11 +53,12 @@ def _training(layout: Layout, dataset: str, system: str) -> dict[str, Any]:
     return _read(layout.measured / f"{stage}.json")
 
 
-def _epoch_seconds(content: dict[str, Any]) -> dict[str, float]:
-    """Mean seconds of training per epoch over all seeds; the first epoch of each warms up and does not count."""
-    seconds = [second for run in content.values() if isinstance(run, dict)
-               for second in run.get("epoch_seconds", [])[1:] or run.get("epoch_seconds", [])]
-    return {"epoch_seconds": sum(seconds) / len(seconds)} if seconds else {}
+def _seconds(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The first epoch of each seed warms up and does not count among the epochs."""
+    seconds = {"epoch_seconds": [second for run in runs
+                                 for second in run.get("epoch_seconds", [])[1:] or run.get("epoch_seconds", [])],
+               "train_seconds": [run["train_seconds"] for run in runs if "train_seconds" in run]}
+    return {name: median(values) for name, values in seconds.items() if values}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -31,13 +31,12 @@ class Overview:
         """The main table in a few sentences."""
         means = {name: float(np.mean([results.summary(name, column).mean for results, column in self.shown]))
                  for name in self.names if all(results.has(name, column) for results, column in self.shown)}
-        where = ", ".join(f"{results.info.name} ({column.split})" for results, column in self.shown)
         said = []
         if students := {name: mean for name, mean in means.items() if name != TEACHER}:
             first = max(students, key=lambda name: students[name])
             beside = f"; the teacher has {100 * means[TEACHER]:.1f}" if TEACHER in means else ""
-            said.append(f"Highest mean of all students: `{first}` with {100 * students[first]:.1f}{beside}. "
-                        f"Numbers are those of {where}.")
+            said.append(f"Highest of all students: `{first}` with {100 * students[first]:.1f}{beside}. "
+                        f"Numbers: {self.quality_told()}.")
         for file in BASELINES:
             found = [(difference.verdict, f"`{name}` on {results.info.name}")
                      for (results, _), one in zip(self.shown, self.differences, strict=True)
@@ -51,9 +50,16 @@ class Overview:
             sides = [f"{side}: {', '.join(which)}" for side in ("better", "worse")
                      if (which := [what for verdict, what in found if verdict == side])]
             alike = tested.count("not distinguishable")
-            said.append(f"Against `{file}`, {len(tested)} comparisons: "
+            count = "1 comparison" if len(tested) == 1 else f"{len(tested)} comparisons"
+            said.append(f"Against `{file}`, {count} of a method on a dataset: "
                         f"{'; '.join([*sides, f'{alike} not distinguishable'])}.")
         return said
+
+    def quality_told(self) -> str:
+        """Which numbers stand for the datasets."""
+        where = ", ".join(f"{results.info.name} ({column.split}, {metrics(results)})" for results, column in self.shown)
+        over = ", averaged over the datasets" if len(self.shown) > 1 else ""
+        return f"means over seeds, x 100, of {where}{over}"
 
     def main(self) -> Table:
         """Methods by datasets, as papers print it."""
@@ -98,14 +104,18 @@ class Overview:
 
     def wins(self) -> Table | None:
         """On how many datasets each method is better, not distinguishable and worse; None without baselines."""
-        counted = {name: [self._counts(name, file) for file in BASELINES] for name in self.names if name != TEACHER}
-        if not any(count for counts in counted.values() for count in counts):
+        students = [name for name in self.names if name != TEACHER]
+        counted = {file: {name: self._counts(name, file) for name in students} for file in BASELINES}
+        counted = {file: counts for file, counts in counted.items() if any(counts.values())}
+        if not counted:
             return None
         ranking = self.ranking
-        rows = [(name, *(count or NO_NUMBER for count in counts),
-                 f"{ranking.ranks[name]:.2f}" if ranking and name in ranking.ranks else NO_NUMBER)
-                for name, counts in counted.items()]
-        return Table("Wins and ranks", ("", *(f"against\n{file}" for file in BASELINES), "average\nrank"), tuple(rows),
+        ranks = {name: f"{ranking.ranks[name]:.2f}" if name in ranking.ranks else NO_NUMBER
+                 for name in students} if ranking else {}
+        rows = [(name, *(counts[name] or NO_NUMBER for counts in counted.values()), *([ranks[name]] if ranks else []))
+                for name in students]
+        return Table("Wins and ranks", ("", *(f"against\n{file}" for file in counted),
+                                        *(["average\nrank"] if ranks else [])), tuple(rows),
                      "Datasets where the method is better / not distinguishable / worse on the main table's number, by "
                      f"its corrected p; in brackets those with fewer than {FEWEST_SEEDS} seeds, which are not tested. "
                      f"{self.ranks_told()}")
@@ -153,14 +163,25 @@ class Overview:
             return found["batch_1"]["p50_ms"] if found else None
 
         def training(dataset: str, name: str) -> float | None:
-            if measured is None or not (teacher := measured.cost(dataset, TEACHER).get("epoch_seconds")):
+            if measured is None or not (teacher := measured.cost(dataset, TEACHER).get("train_seconds")):
                 return None
-            seconds = measured.cost(dataset, name).get("epoch_seconds")
+            seconds = measured.cost(dataset, name).get("train_seconds")
             return None if seconds is None else seconds / teacher
 
         panels = [panel("parameters, M", size), panel("latency at batch 1, ms", latency),
-                  panel("training per epoch, teacher = 1", training)]
+                  panel("training time, teacher = 1", training)]
         return [one for one in panels if one.points]
+
+    def costs_table(self, measured: Measured | None) -> Table:
+        """The numbers of the picture of costs."""
+        panels = self.costs(measured)
+        rows = []
+        for name in self.names:
+            if found := {panel.label: panel.points[name] for panel in panels if name in panel.points}:
+                (_, quality), *_ = found.values()
+                costs = (f"{found[panel.label][0]:.2f}" if panel.label in found else NO_NUMBER for panel in panels)
+                rows.append((name, f"{quality:.1f}", *costs))
+        return Table("", ("", "quality x 100", *(panel.label for panel in panels)), tuple(rows))
 
     def _counts(self, method: str, file: str) -> str:
         """`2 / 1 / 0`; empty where the method was never compared with this baseline."""

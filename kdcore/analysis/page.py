@@ -89,8 +89,8 @@ _STYLE = """\
 :root { color-scheme: light; --line: #d0d7de; --soft: #f6f8fa; --link: #0b5cad; }
 * { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; }
-body { margin: 0; background: #fff; color: #1f2328; font: 16px/1.55 system-ui, "Segoe UI", Roboto, sans-serif; }
-main { max-width: 62rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
+body { margin: 0; background: #fff; color: #1f2328; font: 1rem/1.55 system-ui, "Segoe UI", Roboto, sans-serif; }
+main { max-width: 76rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
 h1, h2, h3 { line-height: 1.25; margin: 2.2em 0 0.6em; overflow-wrap: anywhere; }
 h1 { font-size: 1.7rem; margin-top: 0; }
 h2 { font-size: 1.35rem; border-bottom: 1px solid var(--line); padding-bottom: 0.25em; }
@@ -105,9 +105,10 @@ nav a { display: block; padding: 0.3rem 0.7rem; border: 1px solid var(--line); b
 table { border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: 0.35rem 0.7rem; border-bottom: 1px solid var(--line); white-space: nowrap; text-align: right; }
 thead th { background: var(--soft); border-bottom: 2px solid var(--line); vertical-align: bottom;
-  white-space: normal; }
+  white-space: normal; text-wrap: balance; }
 .wide + p { margin-top: 0; font-size: 0.87rem; color: #57606a; }
-th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: #fff; }
+th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: #fff; max-width: 18rem;
+  white-space: normal; overflow-wrap: break-word; }
 thead th:first-child { background: var(--soft); }
 code { background: var(--soft); padding: 0.1em 0.3em; border-radius: 4px; font-size: 0.9em; }
 pre { background: var(--soft); padding: 0.8rem; overflow-x: auto; border-radius: 6px; }
@@ -116,22 +117,29 @@ details { margin: 0.8rem 0; border: 1px solid var(--line); border-radius: 6px; p
 summary { cursor: pointer; padding: 0.6rem 0; font-weight: 600; }
 @media (max-width: 40rem) {
   main { padding: 1rem 0.8rem 3rem; }
-  .wide img { max-width: 38rem; }
+  .wide img { max-width: 45rem; }
   th, td { padding: 0.35rem 0.5rem; }
+  th:first-child, td:first-child { min-width: 6rem; max-width: 8.5rem; }
 }
 @media print {
   @page { margin: 1.5cm; }
-  body { font-size: 10pt; }
+  html { font-size: 10pt; }
   main { max-width: none; padding: 0; }
   nav { display: none; }
-  h2, h3 { break-after: avoid; }
-  tr, img, .wide:has(img) { break-inside: avoid; }
+  p, li { max-width: none; orphans: 3; widows: 3; }
+  h2, h3, summary, p:has(+ .wide), p:has(+ details) { break-after: avoid; }
+  .wide + p { break-before: avoid; font-size: 8.5pt; }
+  tr, img, .wide:not(:has(tr:nth-child(15))) { break-inside: avoid; }
   .wide { overflow: visible; }
   table { font-size: 8pt; }
-  th, td { padding: 0.2rem 0.35rem; white-space: normal; }
+  th, td { padding: 0.2rem 0.35rem; }
+  td:has(code) { white-space: normal; }
+  thead th { overflow-wrap: anywhere; }
   th:first-child, td:first-child { position: static; }
   details { border: 0; padding: 0; }
+  summary { list-style: none; }
   details::details-content { content-visibility: visible; display: block; }
+  pre { white-space: pre-wrap; }
   a { color: inherit; text-decoration: none; }
 }
 """

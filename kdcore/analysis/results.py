@@ -82,9 +82,21 @@ class System:
         return MethodEntry(self.name, file, record.get("variant", {}).get("options", {}))
 
     @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """Those of its method, which all seeds share; empty for a teacher."""
+        found = next(iter(self.runs.values()))["training"].get("method", {})
+        return {key: value for key, value in found.items() if key != "name"}
+
+    @property
     def size(self) -> dict[str, int]:
         """Parameters and bytes; equal for all seeds. Empty for a teacher that is only files."""
         return next(iter(self.runs.values()))["size"]
+
+    @property
+    def keeps_last(self) -> bool:
+        """Whether it was trained here and no checkpoint was chosen: the weights of the last step were kept."""
+        phases = [run["training"]["phases"] for run in self.runs.values()]
+        return all(phases) and all(of_run[-1].get("keep") == "last" for of_run in phases)
 
     @property
     def degenerate_splits(self) -> tuple[str, ...]:

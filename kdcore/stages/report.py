@@ -67,7 +67,7 @@ def run(study: config.Study, layout: Layout) -> None:
 
 def _write_outs(content: document.Content, folder: Path) -> None:
     """What follows from outs alone; equal inputs give equal bytes."""
-    numbers = json.dumps(document.numbers(content), indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    numbers = json.dumps(document.numbers(content), indent=2, ensure_ascii=False, allow_nan=False)
     (folder / "results.json").write_text(numbers + "\n", encoding="utf-8")
     write_csv(folder / "scores.csv", ("number", "dataset", "system", "on", "score"), document.scores(content))
     for panel in document.panels(content.everything):

@@ -99,6 +99,8 @@ def test_wide_things_scroll_in_boxes_of_their_own(folder):
     assert '<div class="wide" tabindex="0"><img ' in text
     assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in text
     assert "@media print" in text
+    phone = text[text.index("@media (max-width"):text.index("@media print")]
+    assert re.search(r"td:first-child \{[^}]*max-width", phone), "a long name that stays would hide all numbers"
 
 
 def test_sections_are_linked_and_the_last_level_folds(folder):
