@@ -141,7 +141,8 @@ def best(study: config.Study, layout: Layout, dataset: str,
     method = max(means, key=lambda name: means[name])
     seed = max(seeds[method], key=lambda number: seeds[method][number])
     metrics = " and ".join(info.metrics)
-    return method, seed, (f"{method} has the best mean {metrics} over {len(seeds[method])} seed(s) on {info.select} "
+    over = "1 seed" if len(seeds[method]) == 1 else f"{len(seeds[method])} seeds"
+    return method, seed, (f"{method} has the best mean {metrics} over {over} on {info.select} "
                           f"({means[method]:.4f}), seed {seed} is its best ({seeds[method][seed]:.4f})")
 
 

@@ -33,12 +33,13 @@ texts = [{_record(info.is_pair)}]
 model.predict(pd.DataFrame(texts))
 ```
 
-The folder `artifacts/seed-N` of a version is a plain transformers model: it loads with
+The folder `artifacts/seed-N` of a version is a plain transformers model: it loads with \
 `AutoModelForSequenceClassification.from_pretrained` and needs neither MLflow nor kdflow.
 
-`champion` is the released version. `challenger` is the newest one; it takes over when it passes the gates: better on
-the selection split beyond noise, not worse out of domain, latency measured, same labels. `kdflow promote {name}` tries
-that, `kdflow rollback {name}` takes it back; tags `kdflow.champion.N` say who was champion when.
+`champion` is the released version. `challenger` is the newest one; it takes over when it passes the gates: better on \
+the selection split beyond noise, not worse out of domain, latency measured, same labels. \
+`kdflow promote {name}` tries that, `kdflow rollback {name}` takes it back; \
+tags `kdflow.champion.N` say who was champion when.
 """
 
 
@@ -69,8 +70,8 @@ def of_version(candidate: Candidate) -> str:
                 [(split, _role(candidate, split), metric, f"{value:.4f}", _interval(candidate, split, metric),
                   _over_seeds(candidate, split, metric), _teacher(candidate, split, metric))
                  for split, metric, value in scores]), "",
-        f"The checkpoint was chosen on `{info.select}` ({info.splits[info.select].rows:,} rows). Intervals tell what "
-        "other examples would have given (bootstrap), seeds what other draws of weights and batches did.", "",
+        f"{_chosen(candidate)} Intervals tell what other "
+        "examples would have given (bootstrap), seeds what other draws of weights and batches did.", "",
         f"**Trained on** {_data(info)}.", "",
         f"**Cost:** {_count(candidate.parameters)} parameters; {_latency(candidate)}.", "",
         f"**Its method:** {candidate.variant.told() if candidate.variant else f'`{candidate.method}`'}.", "",
@@ -153,6 +154,13 @@ def _record(is_pair: bool) -> str:
 
 def _count(number: int) -> str:
     return f"{number / 1e6:.1f} million" if number >= 1_000_000 else f"{number:,}"
+
+
+def _chosen(candidate: Candidate) -> str:
+    select = f"`{candidate.info.select}` ({candidate.info.splits[candidate.info.select].rows:,} rows)"
+    if candidate.settings["training"]["keep"] == "last":
+        return f"The weights of the last step were kept; {select} may have chosen the method and the seed."
+    return f"The checkpoint was chosen on {select}."
 
 
 def _role(candidate: Candidate, split: str) -> str:

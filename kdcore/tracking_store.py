@@ -28,7 +28,15 @@ KIND = "kdflow.kind"
 STUDY = "kdflow.study"
 PARENT = "mlflow.parentRunId"
 NAME = "mlflow.runName"
+NOTE = "mlflow.note.content"
+"""The description that MLflow's page shows, Markdown; a paragraph is one line there."""
 CLOSED = "kdflow.closed"
+_EXPERIMENT_TOLD = (
+    "Runs of the study `{study}`. A run with others below it is one run of the flow, of `dvc repro` or of a search. "
+    "Below it: `teacher` and `distill` with losses and scores by step, one run per seed, `evaluate` with the metrics "
+    "of the finished model, `report` with the whole report among its artifacts, `register` with the student that was "
+    "registered.")
+PARENT_TOLD = "The runs below it are the stages that it ran, one run per seed where a stage trains several."
 _CLOCK_SLACK = 5.0
 """Seconds by which two readings of a process's start time may differ when the clock is adjusted."""
 
@@ -42,6 +50,11 @@ def uri() -> str:
     if given.startswith(prefix) and given[len(prefix):] and not given.startswith(prefix + "/"):
         return f"{prefix}{layout.ROOT.resolve() / given[len(prefix):]}"
     return given
+
+
+def page(address: str, place: str) -> str:
+    """A page of MLflow at `address`, in its view for trained models: by itself it shows traces of language models."""
+    return f"{address.rstrip('/')}/#/{place}?workflowType=machine_learning"
 
 
 def experiment_name(study: str) -> str:
@@ -79,7 +92,8 @@ def experiment(client: "MlflowClient", study: str) -> str:
             if uri().startswith("sqlite:"):
                 place = (layout.ROOT.resolve() / "mlartifacts" / study).as_uri()
             try:
-                return client.create_experiment(name, artifact_location=place)
+                return client.create_experiment(name, artifact_location=place,
+                                                tags={NOTE: _EXPERIMENT_TOLD.format(study=study)})
             except MlflowException:  # another host was faster, on a store that hosts share
                 found = client.get_experiment_by_name(name)
                 if found is None:
@@ -196,7 +210,7 @@ def end_with_last_child(client: "MlflowClient", parent: str) -> None:
 
 def _create_parent(client: "MlflowClient", experiment_id: str, study: str, name: str, process: str,
                    tags: dict[str, str]) -> str:
-    own = {KIND: "flow", STUDY: study, HOST: socket.gethostname(), PROCESS: process, NAME: name}
+    own = {KIND: "flow", STUDY: study, HOST: socket.gethostname(), PROCESS: process, NAME: name, NOTE: PARENT_TOLD}
     return client.create_run(experiment_id, tags=own | tags, run_name=name).info.run_id
 
 

@@ -36,6 +36,8 @@ def publish(study: Path, name: str, outcome: Outcome, registered: list[str], par
         text.append("## Registered\n\n" + "\n".join(f"- {line}" for line in registered) + "\n")
     if links := runs.mlflow_links(name, parent_run):
         text.append("## MLflow\n\n" + "\n".join(f"- {link}" for link in links) + "\n")
+    if why := outcome.left_out.get("report"):
+        text.append(f"**No new report:** it {why}. The whole study writes one; a profile names a smaller study.\n")
     if reports:
         text.append(with_pictures(reports[0].read_text(encoding="utf-8"), [reports[0].parent]))
     if text:

@@ -27,10 +27,10 @@ def seconds_left(took: Mapping[str, float], running: Mapping[str, float], waitin
 
 
 def in_words(seconds: float, unknown: Collection[str] = ()) -> str:
-    """What is left as people say it: `under a minute`, `3 h 20 min, and analyse and report, not seen yet`."""
+    """What is left as people say it: `under a minute`, `3 h 20 min, without report, which have no times yet`."""
     hours, minutes = divmod(round(seconds / 60), 60)
     words = f"{hours} h {minutes:02} min" if hours else f"{minutes} min" if minutes else "under a minute"
-    return f"{words}, and {' and '.join(unknown)}, not seen yet" if unknown else words
+    return f"{words}, without {', '.join(unknown)}, which have no times yet" if unknown else words
 
 
 def _expected(stage: str, took: Mapping[str, float]) -> float | None:

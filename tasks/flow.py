@@ -12,7 +12,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from kdcore import study as studies
-from kdcore import tracking
+from kdcore import tracking, tracking_store
 from kdcore.environment import prepare_environment
 from kdcore.errors import BusyError, UserError
 from tasks import artifacts, owner, runs, server, slots
@@ -79,7 +79,9 @@ def _run(folder: Path, todo: Plan, order: Order, chain: Callable[[Plan, Order], 
          register: Callable[[Path, Plan, Outcome, str | None], list[str]]) -> State[None]:
     log, name = get_run_logger(), tracking.study_name(folder)
     log.info(intention(todo, order.parallel))
-    parent = tracking.start_parent(folder, f"flow {runtime.flow_run.name}") if todo.stale else None
+    told = f"[This run of the flow in Prefect]({runtime.flow_run.ui_url}). {tracking_store.PARENT_TOLD}"
+    parent = tracking.start_parent(folder, f"flow {runtime.flow_run.name}", {tracking_store.NOTE: told}) \
+        if todo.stale else None
     ended = "KILLED"
     try:
         outcome = chain(todo, replace(order, parent_run=parent))

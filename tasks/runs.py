@@ -77,9 +77,9 @@ def mlflow_links(study: str, parent_run: str | None) -> list[str]:
         return []
     client = tracking_store.connect()
     experiment = client.get_run(parent_run).info.experiment_id
-    base = f"{mlflow_url()}/#/experiments/{experiment}"
-    return [f"[this flow's run, with one run per stage and seed]({base}/runs/{parent_run})",
-            f"[all runs of {study}]({base})",
-            f"[registered models]({mlflow_url()}/#/models)"]
+    runs = f"experiments/{experiment}/runs"
+    return [f"[{told}]({tracking_store.page(mlflow_url(), place)})" for told, place in (
+        ("this flow's run, with one run per stage and seed", f"{runs}/{parent_run}"), (f"all runs of {study}", runs),
+        ("registered models", "models"))]
 
 

@@ -83,7 +83,7 @@ def up() -> int:
         running["worker"] = _start("worker", ["prefect", "worker", "start", "--pool", POOL, "--type", "process",
                                               "--name", "kdflow"], "", "", environment)
         _save(running)
-    print(f"Prefect  {addresses.prefect_url()}\nMLflow   {addresses.mlflow_url()}\n"
+    print(f"Prefect  {addresses.prefect_url()}\nMLflow   {tracking_store.page(addresses.mlflow_url(), 'experiments')}\n"
           f"Worker   of pool {POOL}, log {running['worker'].log}\n"
           f"Start a study:  prefect deployment run distill/demo --watch   (in {ROOT}); stop all: make down")
     return 0

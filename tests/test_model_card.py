@@ -55,6 +55,14 @@ def test_data_and_limits_are_told(found: candidate.Candidate) -> None:
     assert len(card) < DESCRIPTION
 
 
+def test_the_last_weights_are_not_said_to_be_chosen(found: candidate.Candidate) -> None:
+    assert "The checkpoint was chosen on `validation` (200 rows)." in model_card.of_version(found)
+    training = found.settings["training"] | {"keep": "last"}
+    card = model_card.of_version(replace(found, settings=found.settings | {"training": training}))
+    assert "The weights of the last step were kept; `validation` (200 rows) may have chosen" in card
+    assert "checkpoint was chosen" not in card
+
+
 @pytest.mark.slow
 def test_the_printed_commands_bring_back_the_same_bytes(tmp_path: Path) -> None:
     """From the cache, without running anything, also where git has an older `dvc.lock` or none."""

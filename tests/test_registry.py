@@ -292,7 +292,7 @@ def test_the_best_student_has_the_best_mean_then_the_best_seed(store: Store) -> 
     toy.write_study(store.layout, method="finetune", quality={"validation": 0.7, "elsewhere": 0.9})
     method, seed, reason = candidate.best(toy.settings(), store.layout, "toy")
     assert (method, seed) == ("rail_kd_l", 2)
-    assert "accuracy over 2 seed(s) on validation (0.8100), seed 2 is its best (0.8200)" in reason
+    assert "accuracy over 2 seeds on validation (0.8100), seed 2 is its best (0.8200)" in reason
 
 
 REFUSALS = {
@@ -426,7 +426,7 @@ def test_the_stage_registers_the_best_and_promotes_when_asked(store: Store, caps
     registered = stage.run(toy.settings(), store.layout, "toy")
     assert (registered.version, registered.aliases) == ("1", ("champion",))
     out = capsys.readouterr().out
-    assert "finetune has the best mean accuracy over 2 seed(s) on validation" in out
+    assert "finetune has the best mean accuracy over 2 seeds on validation" in out
     assert f"{NAME} version 1 registered, models:/{NAME}@champion" in out
     with pytest.raises(UserError, match="version 2 does not become champion: better on validation refused"):
         stage.run(toy.settings(), store.layout, "toy", "rail_kd_l", 1, promote=True)

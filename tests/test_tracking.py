@@ -312,6 +312,9 @@ def test_a_flow_groups_its_stages_and_ends_its_own_run(store: Store, monkeypatch
     tracking.end_parent(parent, "FAILED")
     assert client.get_run(parent).info.status == "FAILED"
     assert client.get_run(parent).data.tags["prefect.flow_run"] == "123"
+    assert "The runs below it are the stages" in client.get_run(parent).data.tags["mlflow.note.content"]
+    experiment = client.get_experiment(client.get_run(parent).info.experiment_id)
+    assert "Runs of the study `tiny`." in experiment.tags["mlflow.note.content"], "a stranger reads it on its page"
 
 
 @pytest.mark.slow

@@ -116,9 +116,10 @@ def draw_draws(title: str, counts: Mapping[str, Int[np.ndarray, "k c"]],
         left.axhline(draws * expected[method].sum(axis=0)[0], color="black", linewidth=1.2, linestyle="--",
                      label="expected")
         what = "1 layer" if len(table) == 1 else f"{len(table)} layers"
-        left.set(title=f"{method}: {draws} draws of {what}", xlabel="teacher layer", ylabel="times drawn")
+        times = "1 draw" if draws == 1 else f"{draws} draws"
+        left.set(title=f"{method}: {times} of {what}", xlabel="teacher layer", ylabel="times drawn")
         left.title.set_fontsize(10)
-        left.yaxis.set_major_locator(MaxNLocator(integer=True))
+        left.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         left.set_xticks(layers)
         left.tick_params(labelsize=8)
         left.margins(y=0.25)
@@ -165,7 +166,7 @@ def draw_watches(title: str, watches: Sequence[Watch], trainings: Mapping[str, S
         axes.set(title=watch.name, xlabel="epoch", ylabel=watch.about)
         axes.margins(y=0.15)
         axes.grid(alpha=0.3)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     figure.axes[-1].legend(frameon=False)
     figure.suptitle(title, fontsize=11)
     write(canvas, path)

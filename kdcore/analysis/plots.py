@@ -54,7 +54,7 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
         right.set(title=f"{panel.dataset}: score on {panel.score}", xlabel="epoch", ylabel="score x 100")
         for axes in (left, right):
             axes.grid(alpha=0.3)
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         right.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), handlelength=3.5)
     write(canvas, path)
 

@@ -5,6 +5,7 @@ from kdcore.analysis.measured import Measured
 from kdcore.analysis.results import TEACHER, DatasetResults
 from kdcore.analysis.tables import Table
 from kdcore.lineage import hash_folder
+from kdcore.tracking_store import page
 
 _SHORT = 12
 """Characters of a hash that are shown."""
@@ -41,4 +42,4 @@ def _short(measured: Measured, path: str) -> str:
 
 def _linked(run: str, tracking: str) -> str:
     """A run as a link where MLflow is served, else its whole name."""
-    return f"[{run[:8]}]({tracking.rstrip('/')}/#/runs/{run})" if tracking.startswith("http") else f"`{run}`"
+    return f"[{run[:8]}]({page(tracking, f'runs/{run}')})" if tracking.startswith("http") else f"`{run}`"

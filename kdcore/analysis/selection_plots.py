@@ -104,7 +104,7 @@ def draw_scores(title: str, entries: Sequence[Entry], path: Path) -> None:
             axes.plot([trace.best_episode], [scores[trace.best_episode - 1]], "o", markersize=9, fillstyle="none",
                       color=COLOURS[number % len(COLOURS)])
     axes.set(xlabel="episode", ylabel="score x 100")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     _small(axes)
     figure.legend(loc="outside lower left", frameon=False, fontsize=8, handlelength=3.5)
     figure.suptitle(title, fontsize=10)

@@ -1,6 +1,7 @@
 """What the flow run's page is given."""
 
-from tasks.artifacts import artifact_key, result_rows, stage_rows
+from tasks import artifacts
+from tasks.artifacts import artifact_key, publish, result_rows, stage_rows
 from tasks.chain import Outcome
 
 
@@ -19,6 +20,14 @@ def test_every_number_of_every_dataset_has_a_row_and_every_system_a_column():
     rows = result_rows({"datasets": {"rte": {"systems": rte}, "stsb": {"systems": stsb}}})
     assert rows == [{"dataset": "rte", "number": "acc", "teacher": "50.0", "kd": "25.0 ± 1.0"},
                     {"dataset": "stsb", "number": "pearson", "teacher": "", "kd": "90.0"}]
+
+
+def test_a_flow_that_writes_no_report_says_why(tmp_path, monkeypatch):
+    given = {}
+    monkeypatch.setattr(artifacts, "create_markdown_artifact", lambda **about: given.update(about))
+    monkeypatch.setattr(artifacts, "create_table_artifact", lambda **about: None)
+    publish(tmp_path, "tiny", Outcome(left_out={"report": "needs analyse@cola and 59 more, not selected"}), [], None)
+    assert "**No new report:** it needs analyse@cola and 59 more, not selected." in given["markdown"]
 
 
 def test_the_message_names_the_first_failure_first():

@@ -31,6 +31,7 @@ def test_kinds_that_were_not_seen_are_named() -> None:
 
 @pytest.mark.parametrize(("seconds", "unknown", "words"), [
     (0, (), "under a minute"), (29, (), "under a minute"), (31, (), "1 min"), (3540, (), "59 min"),
-    (3599, (), "1 h 00 min"), (12_000, ("analyse", "report"), "3 h 20 min, and analyse and report, not seen yet")])
+    (3599, (), "1 h 00 min"),
+    (12_000, ("analyse", "report"), "3 h 20 min, without analyse, report, which have no times yet")])
 def test_durations_in_words(seconds: float, unknown: tuple[str, ...], words: str) -> None:
     assert in_words(seconds, unknown) == words
