@@ -127,14 +127,15 @@ summary { cursor: pointer; padding: 0.6rem 0; font-weight: 600; }
   main { max-width: none; padding: 0; }
   nav { display: none; }
   p, li { max-width: none; orphans: 3; widows: 3; }
-  h2, h3, summary, p:has(+ .wide), p:has(+ details) { break-after: avoid; }
-  .wide + p { break-before: avoid; font-size: 8.5pt; }
+  h2, h3, summary, p:has(+ .wide):not(.wide + p) { break-after: avoid; }
+  .wide + p { break-before: avoid; break-inside: avoid; font-size: 8.5pt; }
   tr, img, .wide:not(:has(tr:nth-child(15))) { break-inside: avoid; }
   .wide { overflow: visible; }
   table { font-size: 8pt; }
   th, td { padding: 0.2rem 0.35rem; }
   td:has(code) { white-space: normal; }
-  thead th { overflow-wrap: anywhere; }
+  .wide:has(th:nth-child(8)) table { font-size: 6.8pt; }
+  .wide:has(th:nth-child(11)) table { font-size: 5.5pt; }
   th:first-child, td:first-child { position: static; }
   details { border: 0; padding: 0; }
   summary { list-style: none; }
