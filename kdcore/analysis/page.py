@@ -111,7 +111,7 @@ th:first-child, td:first-child { text-align: left; position: sticky; left: 0; ba
   white-space: normal; overflow-wrap: break-word; }
 thead th:first-child { background: var(--soft); }
 code { background: var(--soft); padding: 0.1em 0.3em; border-radius: 4px; font-size: 0.9em; }
-pre { background: var(--soft); padding: 0.8rem; overflow-x: auto; border-radius: 6px; }
+pre { background: var(--soft); padding: 0.8rem; overflow-x: auto; border-radius: 6px; white-space: pre-wrap; }
 pre code { padding: 0; }
 details { margin: 0.8rem 0; border: 1px solid var(--line); border-radius: 6px; padding: 0 0.8rem; }
 summary { cursor: pointer; padding: 0.6rem 0; font-weight: 600; }
@@ -140,7 +140,6 @@ summary { cursor: pointer; padding: 0.6rem 0; font-weight: 600; }
   details { border: 0; padding: 0; }
   summary { list-style: none; }
   details::details-content { content-visibility: visible; display: block; }
-  pre { white-space: pre-wrap; }
   a { color: inherit; text-decoration: none; }
 }
 """
