@@ -149,7 +149,7 @@ class TestAverage:
         assert "(its members " in printed
         text = (layout.report / "report.md").read_text()
         for words in ("Teacher: the average of the logits of 2 teachers: ", "trained with seed 1; ",
-                      "trained with seed 2; epochs 2.0"):
+                      "trained with seed 2; epochs 2,"):
             assert words in text
         context = json.loads((layout.evaluation("toy", "teacher") / "context.json").read_text())["runs"]["teacher"]
         assert context["size"]["weight_bytes"] == sum(path.stat().st_size for path in layout.teacher("toy").rglob(
