@@ -194,7 +194,10 @@ def _setting(results: DatasetResults, everything: Sequence[DatasetResults]) -> s
         if name != TEACHER:
             seeds = "seed " if len(system.runs) == 1 else "seeds "
             seeds += ", ".join(run.removeprefix("seed-") for run in system.runs)
-            how = f"{_training(next(iter(system.runs.values()))['training'])}; {seeds}"
+            trainings = sorted((run["training"] for run in system.runs.values()), key=lambda run: len(run["phases"]))
+            few, most = (len(trainings[place]["phases"]) for place in (0, -1))  # an objective may end phases early
+            ran = f"; seeds ran {few} to {most} of these phases" if few < most else ""
+            how = f"{_training(trainings[-1])}{ran}; {seeds}"
             alike.setdefault(how, []).append(name)
     if results.variants:
         said.append("Methods by names of their own:\n\n" + _bullets(results.variants).rstrip())

@@ -359,6 +359,18 @@ def test_settings_that_a_method_has_on_one_dataset_alone_are_said_there(tmp_path
     assert "differ between the datasets" not in run(layout, datasets=("movies",))
 
 
+def test_seeds_that_ran_fewer_phases_are_said(layout):
+    path = layout.evaluation("movies", "rail_kd_l") / "context.json"
+    content = json.loads(path.read_text())
+    for count, found in zip((1, 3, 2), content["runs"].values(), strict=True):
+        (phase,) = found["training"]["phases"]
+        found["training"]["phases"] = [*(phase | {"name": f"episode-{n}"} for n in range(1, count)), phase]
+    path.write_text(json.dumps(content))
+    told = next(line for line in run(layout).splitlines() if line.startswith("rail_kd_l: "))
+    assert "; episode-1, episode-2: epochs 2, " in told, "alike, so told once"
+    assert told.endswith("; seeds ran 1 to 3 of these phases; seeds 1, 2, 3.")
+
+
 def test_untested_differences_have_no_empty_columns(tmp_path):
     layout, _ = write_study(tmp_path, seeds=2, splits=SPLITS[:2])
     text = run(layout)
