@@ -2,8 +2,11 @@
 
 import fcntl
 import os
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from unittest.mock import patch
 
 from prefect.settings import get_current_settings, temporary_settings
 
@@ -49,4 +52,17 @@ def reachable() -> Iterator[str]:
         os.environ[OWNER] = identity(os.getpid()) or ""  # the next flow ends the server if this one is killed
         with temporary_settings({"home": HOME, "server.analytics_enabled": False,
                                  "server.ephemeral.startup_timeout_seconds": 120}):
+            _start_apart()
             yield "a temporary server"
+
+
+def _start_apart() -> None:
+    """Start Prefect's temporary server in a session of its own.
+
+    Ctrl-C goes to all processes of a terminal's job. It would end the server before the flow has told it how it ended,
+    and Prefect would go on asking for minutes. Prefect starts the server as its child and has no option for this.
+    """
+    from prefect.server.api.server import SubprocessASGIServer
+
+    with patch.object(subprocess, "Popen", partial(subprocess.Popen, start_new_session=True)):
+        SubprocessASGIServer().start(get_current_settings().server.ephemeral.startup_timeout_seconds)

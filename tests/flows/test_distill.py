@@ -1,6 +1,7 @@
 """The flow without a server of ours: what it runs, what it says, how it ends."""
 
 import ast
+import os
 import re
 import signal
 import subprocess
@@ -106,10 +107,10 @@ def test_the_other_door_finds_nothing_to_do(toy, checkout):
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_flow_that_is_stopped_takes_its_stages_with_it_and_the_next_goes_on(toy, checkout, how):
     toy.behave(seconds=60)
-    flow = checkout.start("flows.distill", "--study", str(toy.folder), "--parallel", "2")
+    flow = checkout.start("flows.distill", "--study", str(toy.folder), "--parallel", "2", start_new_session=True)
     wait_for(lambda: len(toy.starts()) == 2, seconds=60)
     owner = (toy.folder / ".kdflow/flow").read_text().split('"')[3]
-    flow.send_signal(how)
+    os.killpg(flow.pid, how)  # as a terminal does: to every process of its job
     code = flow.wait(timeout=30)
     if how != signal.SIGKILL:
         assert code == 128 + how
