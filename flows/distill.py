@@ -114,7 +114,8 @@ def _conclude(folder: Path, todo: Plan | None) -> None:
         from kdcore.stages import report
 
         report.show_tables(config.load(layout.params), layout)
-        print(f"\nReport: {layout.report / 'report.md'}")
+        whole = layout.measured / report.PAGE
+        print(f"\nReport: {whole if whole.is_file() else layout.report / report.PAGE}")
     print("Runs and models: `make up` serves Prefect at "
           f"{addresses.prefect_url()} and MLflow at {addresses.mlflow_url()}")
 
