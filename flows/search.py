@@ -129,7 +129,8 @@ def _conclude(folder: Path, chosen: list[Search], study: str) -> None:
 
     for one in chosen:
         one.open()
-    Console(width=None if sys.stdout.isatty() else 160).print(proposal.table(proposal.rows(chosen)))
+    if tried := proposal.rows(chosen):
+        Console(width=None if sys.stdout.isatty() else 160).print(proposal.table(tried))
     place = Layout(folder).search / proposal.PROPOSAL
     if place.is_file():
         print(f"\nProposal: {place}\nWhen you have read it: kdflow accept-search --study {study}")

@@ -11,8 +11,9 @@ from tasks.plan import kind
 
 
 def seconds_left(took: Mapping[str, float], running: Mapping[str, float], waiting: Collection[str],
-                 parallel: int) -> tuple[float, tuple[str, ...]]:
-    """Seconds until all stages are done of which one of their kind has finished, and the other kinds.
+                 parallel: int) -> tuple[float | None, tuple[str, ...]]:
+    """Seconds until all stages are done of which one of their kind has finished, None where there are none, and the
+    other kinds.
 
     Args:
         took: seconds of each finished stage.
@@ -23,11 +24,13 @@ def seconds_left(took: Mapping[str, float], running: Mapping[str, float], waitin
     expected = {stage: _expected(stage, took) for stage in (*running, *waiting)}
     rest = [max(0.0, seconds - running.get(stage, 0.0)) for stage, seconds in expected.items() if seconds is not None]
     unknown = dict.fromkeys(kind(stage) for stage, seconds in expected.items() if seconds is None)
-    return max(sum(rest) / parallel, max(rest, default=0.0)), tuple(unknown)
+    return max(sum(rest) / parallel, max(rest)) if rest else None, tuple(unknown)
 
 
-def in_words(seconds: float, unknown: Collection[str] = ()) -> str:
+def in_words(seconds: float | None, unknown: Collection[str] = ()) -> str:
     """What is left as people say it: `under a minute`, `3 h 20 min, without report, which have no times yet`."""
+    if seconds is None:
+        return f"not known, {', '.join(unknown)} have no times yet"
     hours, minutes = divmod(round(seconds / 60), 60)
     words = f"{hours} h {minutes:02} min" if hours else f"{minutes} min" if minutes else "under a minute"
     return f"{words}, without {', '.join(unknown)}, which have no times yet" if unknown else words

@@ -27,11 +27,12 @@ def test_stages_at_a_time_share_the_work_but_none_gets_shorter() -> None:
 def test_kinds_that_were_not_seen_are_named() -> None:
     assert seconds_left({"prepare@a": 3.0}, {}, ["prepare@b", "teacher@a", "teacher@b", "report"], 1) == (
         3, ("teacher", "report"))
+    assert seconds_left({"prepare@a": 3.0}, {}, ["teacher@a", "report"], 1) == (None, ("teacher", "report"))
 
 
 @pytest.mark.parametrize(("seconds", "unknown", "words"), [
     (0, (), "under a minute"), (29, (), "under a minute"), (31, (), "1 min"), (3540, (), "59 min"),
-    (3599, (), "1 h 00 min"),
+    (3599, (), "1 h 00 min"), (None, ("teacher", "report"), "not known, teacher, report have no times yet"),
     (12_000, ("analyse", "report"), "3 h 20 min, without analyse, report, which have no times yet")])
-def test_durations_in_words(seconds: float, unknown: tuple[str, ...], words: str) -> None:
+def test_durations_in_words(seconds: float | None, unknown: tuple[str, ...], words: str) -> None:
     assert in_words(seconds, unknown) == words
