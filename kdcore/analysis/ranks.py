@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kdcore.analysis.statistics import LEVEL
+from kdcore.analysis.statistics import ALPHA, LEVEL
 
 FEWEST_METHODS = 3
 """Friedman's test needs three; two methods are compared by their difference."""
@@ -29,8 +29,11 @@ class Ranking:
 
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
-        """The largest sets of methods that do not lie apart, in order of rank; a method that stands alone is none."""
+        """The largest sets of methods that do not lie apart, in order of rank; a method that stands alone is none. All
+        are one where Friedman's test finds no difference among them: then no two ranks are to be compared."""
         names = list(self.ranks)
+        if self.p >= ALPHA:
+            return (tuple(names),)
         runs = [tuple(name for name in names[first:] if self.ranks[name] - self.ranks[best] < self.critical)
                 for first, best in enumerate(names)]
         return tuple(run for place, run in enumerate(runs)

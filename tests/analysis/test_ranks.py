@@ -43,6 +43,17 @@ def test_groups_are_the_largest_sets_within_the_critical_difference():
     assert found.groups == (("a", "b"), ("b", "c"), ("c", "d"))
 
 
+def test_all_are_one_group_where_friedman_finds_no_difference():
+    """The best and the worst lie further apart than Nemenyi asks for, and Friedman's test of all says 0.08."""
+    ranks = {"a": (2, 4, 5, 4), "b": (3, 3, 2, 6), "c": (4, 1, 4, 3), "d": (6, 6, 6, 5), "e": (5, 5, 1, 2),
+             "f": (1, 2, 3, 1)}
+    found = rank({name: [-float(place) for place in places] for name, places in ranks.items()})
+    first, *_, last = found.ranks.values()
+    assert found.p >= 0.05
+    assert last - first > found.critical
+    assert found.groups == (tuple(found.ranks),)
+
+
 @pytest.mark.parametrize(("methods", "expected"), [(3, 3), (8, 3)])
 def test_with_fewer_datasets_no_two_could_lie_apart(methods, expected):
     assert fewest_datasets(methods) == expected
