@@ -114,8 +114,10 @@ def accept(study: Path) -> list[str]:
         raise UserError(f"{path} is written anew at every start; copy the settings of {place} into the file that its "
                         "first line names")
     accepted = strict.parse(config.Study, grid.placed(strict.read_yaml(path), settings), str(place))
-    for entry in entries:
-        methods.of_entry(accepted.method(entry.method, entry.dataset))
+    edited = [setting.split(".")[1] for setting in settings if setting.startswith("methods.")]
+    for name in dict.fromkeys([*(entry.method for entry in entries), *edited]):
+        for entry in accepted.entries(name):
+            methods.of_entry(entry)
     for setting, value in settings.items():
         text = _with_setting(text, setting.split("."), value)
     _replace(path, text)
@@ -135,6 +137,10 @@ def _joined(entries: Sequence[Entry], place: Path) -> dict[str, Any]:
     joined: dict[str, tuple[Any, Entry]] = {}
     for entry in entries:
         for setting, value in entry.settings.items():
+            section, *rest = setting.split(".")
+            if section not in grid.SECTIONS or not rest or not all(rest):
+                raise UserError(f"{place}: {setting!r} is no setting; expected one such as "
+                                f"training.teacher.learning_rate in one of these sections: {', '.join(grid.SECTIONS)}")
             before, other = joined.setdefault(setting, (value, entry))
             if before != value:
                 raise UserError(f"{place}: {setting} is {before!r} for {other.method} on {other.dataset}, but "

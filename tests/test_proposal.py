@@ -113,6 +113,9 @@ def test_remarks_stay_where_they_are():
 @pytest.mark.parametrize(("settings", "message"), [
     ({"methods.finetune.datasets.movies.student.learning_rat": 1e-5}, r"unknown key `learning_rat`; did you mean"),
     ({"methods.finetune.datasets.movies.temperature": 4}, r"methods.finetune: unknown key `temperature`"),
+    ({"methods.vanilla_kd.datasets.movies.temprature": 4}, r"methods.vanilla_kd: unknown key `temprature`"),
+    ({"training": {"student": {"epochs": 2}}}, r"'training' is no setting; expected one such as training.teacher"),
+    ({"analysis.samples": 5}, r"'analysis.samples' is no setting; .* these sections: pair, training, datasets"),
 ])
 def test_an_edited_proposal_that_does_not_fit_changes_nothing(folder, settings, message):
     edit(folder, ("finetune", settings))
