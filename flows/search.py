@@ -128,7 +128,7 @@ def _conclude(folder: Path, chosen: list[Search], study: str) -> None:
     from rich.console import Console
 
     for one in chosen:
-        one.open()
+        one.read()  # another search may run by now
     if tried := proposal.rows(chosen):
         Console(width=None if sys.stdout.isatty() else 160).print(proposal.table(tried))
     place = Layout(folder).search / proposal.PROPOSAL

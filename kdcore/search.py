@@ -141,8 +141,8 @@ class Search:
         """Points that are not tried again: finished, pruned, or tried by this process."""
         self._begun: dict[str, optuna.Trial] = {}
 
-    def open(self) -> None:
-        """Read what is known; take up again what a killed process was trying. Call it while nobody else searches."""
+    def read(self) -> None:
+        """Read what is known, to look at it."""
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -153,6 +153,12 @@ class Search:
         self._optuna = optuna.create_study(
             storage=f"sqlite:///{place}", study_name=self._name(), direction="maximize", load_if_exists=True,
             sampler=optuna.samplers.TPESampler(seed=self.rules.seed, constant_liar=True), pruner=self._pruner())
+
+    def open(self) -> None:
+        """Read what is known; take up again what a killed process was trying. Call it while nobody else searches."""
+        import optuna
+
+        self.read()
         for trial in self._optuna.get_trials(deepcopy=False):
             if trial.state == optuna.trial.TrialState.RUNNING:
                 self._optuna.tell(trial.number, state=optuna.trial.TrialState.FAIL)

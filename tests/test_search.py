@@ -61,6 +61,16 @@ def test_what_was_killed_is_next_and_what_is_done_stays_done(folder):
     assert again.next() not in (again.points[0], *killed)
 
 
+def test_who_looks_takes_nothing_from_who_searches(folder):
+    found = search(folder)
+    train(found, found.next(), 0.5)
+    under_way = found.next()
+    (onlooker,) = searches(folder, found.settings, found.rules, ("movies",), ("vanilla_kd",), named=True)
+    onlooker.read()
+    assert onlooker.best() == found.best()
+    assert train(found, under_way, 0.6) == 0.6
+
+
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
 def test_a_part_of_the_points_is_drawn_each_once_and_the_same_again(folder, tmp_path, sampler):
     drawn = []
