@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 CHAMPION = "champion"
 NOTE = "kdflow.champion."
+ROLLED_BACK = "kdflow.rolled_back"
+"""Since when a version is no champion any more; the tag goes when it becomes one again."""
 How = Literal["first", "promoted", "rolled back", "found"]
 
 
@@ -45,6 +47,8 @@ def crown(client: "MlflowClient", name: str, version: str, how: How) -> None:
         _note(client, name, len(known) + 1, str(now), "found")
     client.set_registered_model_alias(name, CHAMPION, version)
     _note(client, name, len(history(client, name)) + 1, version, how)
+    if ROLLED_BACK in client.get_model_version(name, version).tags:
+        client.delete_model_version_tag(name, version, ROLLED_BACK)
 
 
 def predecessor(reigns: tuple[Reign, ...], champion: str, known: list[str]) -> str | None:
@@ -77,7 +81,7 @@ def rollback(client: "MlflowClient", name: str, known: list[str]) -> tuple[str, 
         raise UserError(f"{name} had no {CHAMPION} before version {champion} that still exists; "
                         f"`kdflow promote {name}/VERSION` promotes another version if it passes the gates")
     crown(client, name, previous, "rolled back")
-    client.set_model_version_tag(name, str(champion), "kdflow.rolled_back", history(client, name)[-1].since)
+    client.set_model_version_tag(name, str(champion), ROLLED_BACK, history(client, name)[-1].since)
     return str(champion), previous
 
 

@@ -53,6 +53,7 @@ def test_a_promotion_is_taken_back_and_nothing_is_lost(store: Store) -> None:
     promotion.promote(NAME)
     assert promotion.rollback(NAME) == ("2", "1")
     assert champion() == "1"
+    assert registry.register(toy.settings(), store.layout, "toy", "rail_kd_l", 1).aliases == (), "it does not challenge"
     client = tracking_store.connect()
     kept = history(client, NAME)
     assert [(reign.version, reign.how) for reign in kept] == [("1", "first"), ("2", "promoted"), ("1", "rolled back")]
