@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 ALIASES = ("champion: the released version, which others load. challenger: the newest other one, not released; `kdflow "
            "promote MODEL` releases it if it passes the gates, `kdflow rollback MODEL` takes that back.")
+PAGE = 1000
+"""Models that MLflow gives at a time, at most."""
 _METRIC = "metric."
 _HASH = "dvc."
 
@@ -52,11 +54,22 @@ def entries(name: str | None = None) -> list[Entry]:
         UserError: there is no such model.
     """
     client = tracking_store.connect()
-    names = sorted(model.name for model in client.search_registered_models() if model.name.startswith("kdflow-"))
-    if name is not None and name not in names:
+    found = names(client)
+    if name is not None and name not in found:
         raise UserError(f"there is no registered model {name!r}; "
-                        + (did_you_mean(name, names) if names else "nothing is registered yet, see `kdflow register`"))
-    return [entry for known in names if name in (None, known) for entry in _versions(client, known)]
+                        + (did_you_mean(name, found) if found else "nothing is registered yet, see `kdflow register`"))
+    return [entry for known in found if name in (None, known) for entry in _versions(client, known)]
+
+
+def names(client: "MlflowClient") -> list[str]:
+    """All models of kdflow."""
+    found: list[str] = []
+    token: str | None = None
+    while token != "":  # MLflow's token of the last page is empty
+        page = client.search_registered_models("name LIKE 'kdflow-%'", PAGE, page_token=token)
+        found += [model.name for model in page]
+        token = page.token or ""
+    return sorted(found)
 
 
 def one(reference: str) -> Entry:
@@ -73,7 +86,9 @@ def one(reference: str) -> Entry:
         if wanted == entry.version or (not slash and wanted in entry.aliases):
             return entry
     known = [entry.version for entry in found] if slash else [word for entry in found for word in entry.aliases]
-    raise UserError(f"{name} has no {'version' if slash else 'alias'} {wanted!r}; {did_you_mean(wanted, known)}")
+    hint = did_you_mean(wanted, known) if known else f"see `kdflow models {name}/VERSION`" if found else \
+        "it has no versions"
+    raise UserError(f"{name} has no {'version' if slash else 'alias'} {wanted!r}; {hint}")
 
 
 def table(found: list[Entry]) -> "Table":

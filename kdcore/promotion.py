@@ -20,7 +20,7 @@ from kdcore.analysis.resampling import resampled
 from kdcore.champions import CHAMPION
 from kdcore.data.prepared import INFO_FILE, PreparedInfo
 from kdcore.errors import UserError, did_you_mean
-from kdcore.registry import CHALLENGER, aliases
+from kdcore.registry import CHALLENGER, aliases, fetching
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -96,7 +96,7 @@ def promote(name: str, version: str | None = None) -> tuple[str, tuple[Gate, ...
     The verdict is kept as the version's tag `kdflow.gates`.
 
     Raises:
-        UserError: no such model or version, or it already is the champion.
+        UserError: no such model or version, it already is the champion, or files of either are gone.
     """
     client = tracking_store.connect()
     with tracking_store.lock("registry"):
@@ -176,7 +176,7 @@ def _aliases_of(client: "MlflowClient", name: str) -> dict[str, str]:
     try:
         return {alias: version for version, all_of_it in aliases(client, name).items() for alias in all_of_it}
     except MlflowException:
-        known = [model.name for model in client.search_registered_models()]
+        known = catalogue.names(client)
         hint = did_you_mean(name, known) if known else "nothing is registered yet"
         raise UserError(f"there is no registered model {name!r}; {hint}") from None
 
@@ -187,7 +187,7 @@ def _versions(client: "MlflowClient", name: str) -> list[str]:
 
 def _evidence(client: "MlflowClient", name: str, version: str) -> Evidence:
     run = client.get_model_version(name, version).run_id or ""
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, fetching(name, version):
         place = Path(client.download_artifacts(run, "evaluation", folder))
         info = PreparedInfo.from_json((place / INFO_FILE).read_text(encoding="utf-8"))
         tables = {path.stem: pq.read_table(path) for path in sorted((place / "predictions").glob("*.parquet"))}

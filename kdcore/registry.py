@@ -20,6 +20,7 @@ from kdcore import champions, config, model_card, tracking_store
 from kdcore.candidate import Candidate, best, gather
 from kdcore.champions import CHAMPION
 from kdcore.data.prepared import INFO_FILE
+from kdcore.errors import UserError
 from kdcore.layout import Layout
 from kdcore.tracking import flatten
 
@@ -87,13 +88,30 @@ def register_best(study: config.Study, layout: Layout, dataset: str) -> tuple[Re
 
 
 def download(name: str, version: str, folder: Path) -> Path:
-    """Fetch a registered student into `folder`; returns its own folder, a plain transformers model."""
+    """Fetch a registered student into `folder`; returns its own folder, a plain transformers model.
+
+    Raises:
+        UserError: the version is there, but its files are not.
+    """
     import mlflow
 
-    with _fluent():
+    with _fluent(), fetching(name, version):
         place = Path(mlflow.artifacts.download_artifacts(f"models:/{name}/{version}", dst_path=str(folder)))
-    (student,) = (place / "artifacts").iterdir()
-    return student
+        (student,) = (place / "artifacts").iterdir()
+        return student
+
+
+@contextmanager
+def fetching(name: str, version: str) -> Iterator[None]:
+    """Fetch files of a version meanwhile; raises UserError where the store does not have them."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except (MlflowException, OSError) as error:
+        why = str(error).partition("\n")[0]
+        raise UserError(f"the files of {name} version {version} cannot be fetched ({why}); bring MLflow's artifacts "
+                        "back, or delete the version in MLflow and register the student again") from None
 
 
 def find(client: "MlflowClient", name: str, checkpoint: str) -> str | None:
@@ -230,11 +248,13 @@ def _ensure_model(client: "MlflowClient", name: str, candidate: Candidate) -> No
 
 
 def _alias(client: "MlflowClient", name: str, version: str) -> None:
-    """The first version becomes champion, a later one challenger; older ones never take an alias back."""
+    """The first version becomes champion, a later one challenger. Older ones never take an alias back, nor does one
+    that was rolled back: its study registers it again whenever it runs."""
     taken = client.get_registered_model(name).aliases
     if CHAMPION not in taken:
         champions.crown(client, name, version, "first")
-    elif int(version) > max(int(taken[CHAMPION]), int(taken.get(CHALLENGER, 0))):
+    elif (int(version) > max(int(taken[CHAMPION]), int(taken.get(CHALLENGER, 0)))
+          and champions.ROLLED_BACK not in client.get_model_version(name, version).tags):
         client.set_registered_model_alias(name, CHALLENGER, version)
 
 

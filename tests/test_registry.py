@@ -377,6 +377,27 @@ def test_a_challenger_that_passes_the_gates_becomes_champion(store: Store) -> No
     assert not all(gate.passed for gate in gates)
 
 
+def test_files_that_are_gone_are_told_in_a_line(store: Store) -> None:
+    toy.write_study(store.layout)
+    register(store, 1)
+    register(store, 2)
+    shutil.rmtree(store.root / "mlartifacts")
+    with pytest.raises(UserError, match=rf"the files of {NAME} version 2 cannot be fetched .* register the student"):
+        promotion.promote(NAME)
+    with pytest.raises(UserError, match=rf"the files of {NAME} version 1 cannot be fetched"):
+        registry.download(NAME, "1", store.root / "out")
+
+
+def test_models_on_later_pages_are_found(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = tracking_store.connect()
+    for name in ("kdflow-a", "kdflow-b", "other", "kdflow-c"):
+        client.create_registered_model(name)
+    monkeypatch.setattr(catalogue, "PAGE", 2)
+    assert catalogue.names(client) == ["kdflow-a", "kdflow-b", "kdflow-c"]
+    with pytest.raises(UserError, match="kdflow-a has no alias 'champion'; it has no versions"):
+        catalogue.one("kdflow-a")
+
+
 def evidence(quality: dict[str, float] | None = None, latency: bool = True,
              labels: tuple[str, ...] | None = toy.LABELS) -> promotion.Evidence:
     about = toy.info(True, labels)

@@ -67,7 +67,7 @@ def of_registry(reference: str, layout: Layout, place: Path) -> Source:
     folder = registry.download(entry.name, entry.version, place)
     if hash_folder(folder) != entry.checkpoint:
         raise UserError(f"the registry's files of {entry.name} version {entry.version} are not those that were "
-                        f"registered ({entry.checkpoint}); register the student again")
+                        f"registered ({entry.checkpoint}); delete the version in MLflow and register the student again")
     lineage = {"model": entry.name, "version": entry.version, "study": entry.study, "dataset": entry.dataset,
                "method": entry.method, "seed": entry.seed, "checkpoint": entry.checkpoint, "revision": entry.revision}
     return Source(f"{entry.name}/{entry.version}", folder, prepared,
