@@ -4,6 +4,7 @@ Parses, checks names and hands over to `kdcore.stages`; no work is done here. He
 imported by the stages only, so help and mistakes answer at once. The commands are functions of `kdcore.commands`.
 """
 
+import errno
 import sys
 from collections.abc import Sequence
 from typing import Annotated, NoReturn
@@ -35,6 +36,8 @@ COMMANDS = (
 for function in COMMANDS:
     app.command(name=function.__name__.replace("_", "-"))(function)
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
 INTERRUPTED = 130  # what typer returns for Ctrl-C
 
 
@@ -51,6 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(str(error), error.exit_code)
     except TyperException as error:
         _fail(f"{error.format_message().rstrip('.')}; {_where_to_look(arguments)}", UserError.exit_code)
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            _fail(f"{error.filename or 'a file'} cannot be written: {error.strerror}; make room, then the same command "
+                  "goes on", UserError.exit_code)
+        if error.errno in NO_RIGHT and error.filename:
+            _fail(f"{error.filename}: {error.strerror}; name a folder that you may read and write, or change its "
+                  "rights", UserError.exit_code)
+        raise
     if code == INTERRUPTED:
         _fail("interrupted; the same command goes on from the last checkpoint", INTERRUPTED)
     sys.exit(code)

@@ -1,5 +1,6 @@
 """The command line: fast to answer, one line for mistakes, the traceback for bugs."""
 
+import errno
 import os
 import resource
 import subprocess
@@ -92,6 +93,21 @@ def test_a_users_mistake_is_one_line_and_its_exit_code(error, code, repository, 
     outcome = kdflow("report", cwd=repository)
     assert (outcome.code, outcome.out) == (code, "")
     assert outcome.err == f"kdflow: {' '.join(str(error).split())}\n"
+
+
+@pytest.mark.parametrize(("error", "words"), [
+    (PermissionError(errno.EACCES, "Permission denied", "/data/out"), "/data/out: Permission denied; name a folder"),
+    (OSError(errno.EROFS, "Read-only file system", "out"), "out: Read-only file system; name a folder"),
+    (OSError(errno.ENOSPC, "No space left on device"), "a file cannot be written: No space left on device; make room"),
+])
+def test_a_place_where_nothing_can_be_written_is_one_line(error, words, repository, monkeypatch):
+    def fail(study, layout):
+        raise error
+
+    monkeypatch.setattr(report, "run", fail)
+    outcome = kdflow("report", cwd=repository)
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert outcome.err.startswith(f"kdflow: {words}")
 
 
 def test_a_bug_keeps_its_traceback(repository, monkeypatch):
