@@ -13,7 +13,7 @@ from prefect.settings import get_current_settings, temporary_settings
 from kdcore.errors import BusyError, UserError
 from kdcore.layout import ROOT
 from tasks import services
-from tasks.processes import identity
+from tasks.processes import alive, end_session, identity
 from tasks.stage import OWNER
 
 HOME = ROOT / ".kdflow" / "prefect"
@@ -43,21 +43,35 @@ def reachable() -> Iterator[str]:
             yield running
         return
     HOME.mkdir(parents=True, exist_ok=True)
-    with (HOME / "temporary.lock").open("a") as lock:
+    with (HOME / "temporary.lock").open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BusyError("another flow of this checkout runs with a temporary server; wait for it, or start one "
                             "that flows share: `make up`") from None
-        os.environ[OWNER] = identity(os.getpid()) or ""  # the next flow ends the server if this one is killed
+        lock.seek(0)
+        _end_left_over(lock.read())
+        us = identity(os.getpid()) or ""
+        os.environ[OWNER] = us  # the next flow of the study ends all that has this if this one is killed
         with temporary_settings({"home": HOME, "server.analytics_enabled": False,
                                  "server.ephemeral.startup_timeout_seconds": 120}):
-            _start_apart()
+            process = _start_apart()
+            lock.truncate(0)
+            lock.write(f"{us} {identity(process)}")
+            lock.flush()
             yield "a temporary server"
 
 
-def _start_apart() -> None:
-    """Start Prefect's temporary server in a session of its own.
+def _end_left_over(noted: str) -> None:
+    """End the server of a flow that was killed or whose terminal was closed: it has the database that ours is to have.
+    """
+    flow, _, process = noted.partition(" ")
+    if ":" in process and not alive(flow) and alive(process):
+        end_session(int(process.partition(":")[0]))
+
+
+def _start_apart() -> int:
+    """Start Prefect's temporary server in a session of its own; returns its process number.
 
     Ctrl-C goes to all processes of a terminal's job. It would end the server before the flow has told it how it ended,
     and Prefect would go on asking for minutes. Prefect starts the server as its child and has no option for this.
@@ -65,4 +79,7 @@ def _start_apart() -> None:
     from prefect.server.api.server import SubprocessASGIServer
 
     with patch.object(subprocess, "Popen", partial(subprocess.Popen, start_new_session=True)):
-        SubprocessASGIServer().start(get_current_settings().server.ephemeral.startup_timeout_seconds)
+        server = SubprocessASGIServer()
+        server.start(get_current_settings().server.ephemeral.startup_timeout_seconds)
+    assert server.server_process is not None
+    return server.server_process.pid

@@ -4,10 +4,12 @@ import subprocess
 import sys
 
 import pytest
+from prefect.server.api.server import SubprocessASGIServer
 from prefect.settings import get_current_settings, temporary_settings
 
 from kdcore.errors import BusyError, UserError
 from tasks import server, services
+from tasks.processes import alive
 
 HOLD = ("import sys, time, pathlib; from tasks import server; server.HOME = pathlib.Path(sys.argv[1])\n"
         "with server.reachable(): print('held', flush=True); time.sleep(60)")
@@ -21,6 +23,7 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv(server.OWNER, "")
     with temporary_settings(restore_defaults={"api.url"}):
         yield tmp_path / "prefect"
+    SubprocessASGIServer().stop()  # else the next test's would be this one
 
 
 def test_a_server_that_is_set_but_gone_is_refused(home):
@@ -52,5 +55,8 @@ def test_two_temporary_servers_never_share_a_database(home):
     finally:
         other.kill()
         other.wait()
+    flow, left = (home / "temporary.lock").read_text().split()
+    assert flow.startswith(f"{other.pid}:")
+    assert alive(left), "it has a session of its own"
     with server.reachable():
-        pass
+        assert not alive(left)
