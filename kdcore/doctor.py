@@ -231,7 +231,8 @@ def _mlflow(study: Path) -> Iterator[Finding]:
         found = client.get_experiment_by_name(tracking_store.experiment_name(tracking_store.study_name(study)))
         stale = tracking_store.orphans(client, found.experiment_id) if found else []
     except Exception as error:  # a damaged database, a server that is gone, a wrong address: all are findings
-        yield Finding("bad", f"MLflow store {address} does not answer: {str(error).splitlines()[0]}",
+        why = str(error.__cause__ or error).splitlines()[0]
+        yield Finding("bad", f"MLflow store {address} does not answer: {why}",
                       "start it (`make up`), unset MLFLOW_TRACKING_URI, or move a damaged file away; training goes on "
                       "without it")
         return

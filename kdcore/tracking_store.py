@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from kdcore import layout
+from kdcore.errors import UserError
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput
@@ -69,14 +70,24 @@ def study_name(study: Path) -> str:
 
 
 def connect() -> "MlflowClient":
-    """A client of the store, which is created first if need be; safe in many processes at once."""
+    """A client of the store, which is created first if need be; safe in many processes at once.
+
+    Raises:
+        UserError: nothing answers there.
+    """
     load()
+    from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
 
     address = uri()
     with lock("store"):
         client = MlflowClient(tracking_uri=address, registry_uri=address)
-        client.search_experiments(max_results=1)
+        try:
+            client.search_experiments(max_results=1)
+        except MlflowException as error:
+            why = str(error).partition("\n")[0]
+            raise UserError(f"MLflow at {address} does not answer ({why}); start it, or unset MLFLOW_TRACKING_URI"
+                            ) from error
     return client
 
 

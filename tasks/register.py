@@ -20,8 +20,8 @@ def best_student(study: Path, dataset: str) -> tuple[str, bool]:
     """Register the best student of a dataset unless its bytes are; returns what to tell, and whether it was new.
 
     Raises:
-        UserError: there is no student to register.
-        mlflow.exceptions.MlflowException: the registry refuses or does not answer.
+        UserError: there is no student to register, or MLflow does not answer.
+        mlflow.exceptions.MlflowException: the registry refuses.
     """
     from kdcore.registry import register_best
 

@@ -1,5 +1,6 @@
 """Records of runs in Prefect and MLflow: close those of dead processes, and say where to look at them."""
 
+import logging
 from uuid import UUID
 
 from prefect.client.orchestration import get_client
@@ -18,7 +19,10 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed
 
 from kdcore import tracking_store
+from kdcore.errors import UserError
 from tasks.addresses import mlflow_url
+
+log = logging.getLogger(__name__)
 
 UNFINISHED = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 FINISHED = [StateType.COMPLETED, StateType.FAILED, StateType.CRASHED, StateType.CANCELLED]
@@ -71,11 +75,16 @@ def close_runs_of_pool(pool: str, message: str) -> int:
 def mlflow_links(study: str, parent_run: str | None) -> list[str]:
     """Markdown links to a study's experiment and to this flow's run, under the address where MLflow is served.
 
-    Empty without tracking. The address is that of `make up` when nothing is served now.
+    Empty without tracking, and where MLflow is gone by now: links are no reason to call a run failed. The address is
+    that of `make up` when nothing is served now.
     """
     if parent_run is None:
         return []
-    client = tracking_store.connect()
+    try:
+        client = tracking_store.connect()
+    except UserError as error:
+        log.warning("no links to MLflow: %s", error)
+        return []
     experiment = client.get_run(parent_run).info.experiment_id
     runs = f"experiments/{experiment}/runs"
     return [f"[{told}]({tracking_store.page(mlflow_url(), place)})" for told, place in (

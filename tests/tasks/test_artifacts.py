@@ -1,6 +1,7 @@
 """What the flow run's page is given."""
 
-from tasks import artifacts
+from kdcore import layout
+from tasks import artifacts, runs
 from tasks.artifacts import artifact_key, publish, result_rows, stage_rows
 from tasks.chain import Outcome
 
@@ -42,3 +43,11 @@ def test_the_message_names_the_first_failure_first():
 def test_keys_are_as_prefect_wants_them():
     assert artifact_key("glue-all.smoke") == "glue-all-smoke"
     assert artifact_key("Ä") == "study"
+
+
+def test_a_tracker_that_is_gone_costs_the_links_alone(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(layout, "ROOT", tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    assert runs.mlflow_links("tiny", "some-run") == []
+    assert "MLflow at http://127.0.0.1:9 does not answer" in caplog.text
