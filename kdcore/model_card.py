@@ -92,11 +92,18 @@ def plain(card: str) -> str:
 def rebuild(commit: str, study: str, stage: str, student: str) -> list[str]:
     """Commands that bring a student back, from the DVC cache or a remote where these have it, else by training.
 
-    `student` is the DVC hash of all seeds of its method.
+    `student` is the DVC hash of all seeds of its method. The folder of a profile is not in git: the flow makes it.
     """
-    return [*([f"git checkout {commit}"] if commit else []), *([f"cd studies/{study}"] if study != "demo" else []),
+    checkout, same = [f"git checkout {commit}"] if commit else [], "   # found: these are the same bytes"
+    name, _, profile = study.partition(".")
+    if profile:
+        dataset, _, method = stage.partition("@")[2].rpartition("-")
+        return [*checkout, f"python -m flows.distill --study {'.' if name == 'demo' else f'studies/{name}'} "
+                f"--profile {profile} --datasets {dataset} --methods {method}",
+                f"grep {student} studies/{study}/dvc.lock{same}"]
+    return [*checkout, *([f"cd studies/{study}"] if study != "demo" else []),
             "dvc pull --run-cache   # where a remote is set up; else leave it out",
-            f"dvc repro {stage}", f"grep {student} dvc.lock   # found: these are the same bytes"]
+            f"dvc repro {stage}", f"grep {student} dvc.lock{same}"]
 
 
 def _taught(candidate: Candidate) -> str:

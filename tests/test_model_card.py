@@ -63,6 +63,16 @@ def test_the_last_weights_are_not_said_to_be_chosen(found: candidate.Candidate) 
     assert "checkpoint was chosen" not in card
 
 
+@pytest.mark.parametrize(("study", "given", "folder"), [
+    ("glue-cpu.three", "studies/glue-cpu", "studies/glue-cpu.three"), ("demo.smoke", ".", "studies/demo.smoke")])
+def test_a_student_of_a_profile_is_made_by_the_flow_that_makes_its_folder(study: str, given: str, folder: str) -> None:
+    """Git does not have the folder, so nobody can enter it after a checkout."""
+    assert model_card.rebuild("c0ffee", study, "distill@sst2-pkd", "abc") == [
+        "git checkout c0ffee",
+        f"python -m flows.distill --study {given} --profile {folder.partition('.')[2]} --datasets sst2 --methods pkd",
+        f"grep abc {folder}/dvc.lock   # found: these are the same bytes"]
+
+
 @pytest.mark.slow
 def test_the_printed_commands_bring_back_the_same_bytes(tmp_path: Path) -> None:
     """From the cache, without running anything, also where git has an older `dvc.lock` or none."""
