@@ -16,6 +16,7 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 
 from kdcore import config, tracking
+from kdcore.errors import UserError
 from kdcore.layout import Layout
 from tasks import addresses, plan, register
 from tasks.chain import Chain, Outcome
@@ -113,7 +114,10 @@ def _conclude(folder: Path, todo: Plan | None) -> None:
     if (layout.report / "results.json").is_file():
         from kdcore.stages import report
 
-        report.show_tables(config.load(layout.params), layout)
+        try:
+            report.show_tables(config.load(layout.params), layout)
+        except UserError as error:  # a run of some methods or datasets leaves others as they were
+            print(f"No tables: {error}")
         whole = layout.measured / report.PAGE
         print(f"\nReport: {whole if whole.is_file() else layout.report / report.PAGE}")
     print("Runs and models: `make up` serves Prefect at "

@@ -12,7 +12,8 @@ import pytest
 
 from flows import distill
 from kdcore.errors import UserError
-from kdcore.layout import ROOT
+from kdcore.layout import ROOT, Layout
+from kdcore.stages import report
 from tasks import flow, plan
 from tasks.chain import Outcome
 from tasks.processes import with_environment
@@ -30,6 +31,19 @@ def test_nothing_to_do_is_said_without_starting_anything(done, capsys):
     assert distill.main(["--study", str(done.folder)]) == 0
     assert "nothing to do: 19 of 19 stages are current" in capsys.readouterr().out
     assert not done.starts()
+
+
+def test_what_a_run_of_a_part_left_stale_does_not_make_it_fail(tmp_path, monkeypatch, capsys):
+    def refuse(study, layout):
+        raise UserError("teacher and pkd were evaluated on different preparations of rte; run `dvc repro`")
+
+    place = Layout(tmp_path)
+    place.report.mkdir(parents=True)
+    (place.report / "results.json").write_text("{}")
+    place.params.write_text((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    monkeypatch.setattr(report, "show_tables", refuse)
+    distill._conclude(tmp_path, None)
+    assert "No tables: teacher and pkd were evaluated on different" in capsys.readouterr().out
 
 
 def test_the_second_flow_on_a_study_ends_with_75(toy, capsys):
