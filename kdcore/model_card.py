@@ -36,8 +36,8 @@ model.predict(pd.DataFrame(texts))
 The folder `artifacts/seed-N` of a version is a plain transformers model: it loads with \
 `AutoModelForSequenceClassification.from_pretrained` and needs neither MLflow nor kdflow.
 
-`champion` is the released version. `challenger` is the newest one; it takes over when it passes the gates: better on \
-the selection split beyond noise, not worse out of domain, latency measured, same labels. \
+`champion` is the released version. `challenger` is the newest one; it takes over when it passes the gates: better \
+in domain beyond noise, not worse out of domain, latency measured, same labels. \
 `kdflow promote {name}` tries that, `kdflow rollback {name}` takes it back; \
 tags `kdflow.champion.N` say who was champion when.
 """

@@ -59,7 +59,7 @@ def gates(challenger: Evidence, champion: Evidence) -> tuple[Gate, ...]:
     checks.append(Gate("latency", measured, "measured" if measured else
                        "not measured; set evaluation.latency and evaluate again"))
     if same:
-        checks.append(_selection(challenger, champion))
+        checks.append(_in_domain(challenger, champion))
         checks += [_out_of_domain(challenger, champion, split) for split in champion.info.with_role("ood")
                    if split in champion.predictions]
     return tuple(checks)
@@ -120,8 +120,11 @@ def promote(name: str, version: str | None = None) -> tuple[str, tuple[Gate, ...
         return chosen, checks
 
 
-def _selection(challenger: Evidence, champion: Evidence) -> Gate:
-    split = champion.info.select
+def _in_domain(challenger: Evidence, champion: Evidence) -> Gate:
+    """On the first split of the dataset that had no part in choosing checkpoint, seed and method, where there is one:
+    on the split that chose, a student is the best of many there, and enough of them beat the champion by luck."""
+    info = champion.info
+    split = next((name for name in info.with_role("report") if name in champion.predictions), info.select)
     name = f"better on {split}"
     if reason := _not_comparable(challenger, champion, split):
         return Gate(name, False, reason)

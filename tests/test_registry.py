@@ -424,6 +424,19 @@ def test_a_difference_within_noise_out_of_domain_is_not_worse() -> None:
     assert refused(evidence({"validation": 0.95, "elsewhere": 0.69}), evidence()) == {}
 
 
+def test_a_split_that_chose_nothing_decides_in_domain() -> None:
+    def with_test(share: float) -> promotion.Evidence:
+        own = evidence({"validation": 0.95 if share < 0.8 else 0.8, "elsewhere": 0.7})
+        splits = own.info.splits | {"test": replace(own.info.splits["validation"], role="report")}
+        return replace(own, info=replace(own.info, splits=splits),
+                       predictions=own.predictions | {"test": toy.answers(own.info, "validation", share)})
+
+    assert refused(with_test(0.95), with_test(0.8)) == {}
+    assert list(refused(with_test(0.7), with_test(0.8))) == ["better on test"]
+    assert refused(evidence({"validation": 0.95, "elsewhere": 0.7}), with_test(0.8)) == {
+        "better on test": "the challenger has no predictions of test"}
+
+
 def test_regressions_are_compared_by_their_metric() -> None:
     gates = promotion.gates(evidence({"validation": 0.95, "elsewhere": 0.7}, labels=None), evidence(labels=None))
     assert all(gate.passed for gate in gates), gates
