@@ -63,7 +63,8 @@ def differences(results: DatasetResults, columns: Sequence[Column], title: str, 
     return Table(title, ("", "on", "difference", *([] if brief else ["in sd", "p"]), "p (Holm)", "verdict"),
                  tuple(rows), "Difference of means x 100 over the seeds that both have, with its 95 % interval over "
                  f"examples (bootstrap) and seeds (Student's t). {more}The verdict goes by p after Holm's correction "
-                 f"for {family(results.differences.values())}; with fewer than {FEWEST_SEEDS} seeds nothing is tested.")
+                 f"for {family(results.differences.values(), 'all numbers of this dataset')}; with fewer than "
+                 f"{FEWEST_SEEDS} seeds nothing is tested.")
 
 
 def cell(results: DatasetResults, method: str, column: Column, differences: Differences) -> str:
@@ -94,14 +95,14 @@ def marks_told(differences: Collection[Difference]) -> str:
     if all(found.p is None for found in differences):
         return f"Bold: best student. Nothing is tested with fewer than {FEWEST_SEEDS} seeds."
     marks = ", ".join(f"{mark} differs from `{file}`" for file, mark in MARKS.items())
-    return f"Bold: best student. {marks} (p < 0.05 after Holm's correction for {family(differences)})."
+    return f"Bold: best student. {marks} (p < 0.05 after Holm's correction for {family(differences, 'these numbers')})."
 
 
-def family(differences: Collection[Difference]) -> str:
+def family(differences: Collection[Difference], numbers: str) -> str:
     """For how many comparisons p is corrected, and which they are."""
     count = sum(found.p is not None for found in differences)
     tested = "the one tested comparison" if count == 1 else f"all {count} tested comparisons"
-    return f"{tested} of methods with `finetune` and `vanilla_kd` on these numbers"
+    return f"{tested} of methods with `finetune` and `vanilla_kd` on {numbers}"
 
 
 def sizes(results: DatasetResults) -> Table:

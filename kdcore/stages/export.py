@@ -148,11 +148,11 @@ def _check_parity(record: dict[str, Any], tolerance: float) -> None:
     """Refuse forms that do not answer as the student does."""
     checked = record["parity"]
     exact = checked["forms"][ONNX]
-    if exact["relative"] > EXACT:
+    if not exact["relative"] <= EXACT:  # so that logits that are no numbers are refused, too
         raise UserError(f"the ONNX form is not the student: logits on {checked['split']} differ by up to "
                         f"{exact['difference']:.2g}, {exact['relative']:.2g} of the largest, expected {EXACT:g} at "
                         "most; nothing was written")
-    if (form := checked["forms"].get(INT8)) and form["lost"] > tolerance:
+    if (form := checked["forms"].get(INT8)) and not form["lost"] <= tolerance:
         raise UserError(f"the int8 form loses {form['lost']:.2f} points on {checked['split']}, more than the tolerated "
                         f"{tolerance:g}; nothing was written; export without it by --no-int8, or allow more by "
                         "--tolerance")

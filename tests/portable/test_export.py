@@ -108,6 +108,7 @@ def record(relative: float = 0.0, lost: float = 0.0) -> dict:
 
 @pytest.mark.parametrize(("given", "words"), [
     (record(relative=0.02), "the ONNX form is not the student: logits on validation differ by up to 0.02"),
+    (record(relative=float("nan")), "the ONNX form is not the student: logits on validation differ by up to nan"),
     (record(lost=1.01), r"the int8 form loses 1.01 points on validation, more than the tolerated 1; nothing was")])
 def test_a_form_that_answers_otherwise_is_refused(given: dict, words: str) -> None:
     with pytest.raises(UserError, match=words):
