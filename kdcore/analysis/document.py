@@ -192,12 +192,15 @@ def _setting(results: DatasetResults, everything: Sequence[DatasetResults]) -> s
     alike: dict[str, list[str]] = {}
     for name, system in results.systems.items():
         if name != TEACHER:
-            seeds = "seed " if len(system.runs) == 1 else "seeds "
-            seeds += ", ".join(run.removeprefix("seed-") for run in system.runs)
-            trainings = sorted((run["training"] for run in system.runs.values()), key=lambda run: len(run["phases"]))
-            few, most = (len(trainings[place]["phases"]) for place in (0, -1))  # an objective may end phases early
-            ran = f"; seeds ran {few} to {most} of these phases" if few < most else ""
-            how = f"{_training(trainings[-1])}{ran}; {seeds}"
+            trainings = {run.removeprefix("seed-"): found["training"] for run, found in system.runs.items()}
+            seeds = f"{'seed' if len(trainings) == 1 else 'seeds'} {', '.join(trainings)}"
+            counts = {seed: len(found["phases"]) for seed, found in trainings.items()}
+            few, longest = min(counts.values()), max(counts, key=counts.__getitem__)  # phases may end early
+            ran = f"; seeds ran {few} to {counts[longest]} of these phases" if few < counts[longest] else ""
+            how = _training(trainings[longest])
+            if len({found["init"] for found in trainings.values()}) > 1:
+                how = how.replace(f"(seed {longest})", "(seed of the run)")
+            how = f"{how}{ran}; {seeds}"
             alike.setdefault(how, []).append(name)
     if results.variants:
         said.append("Methods by names of their own:\n\n" + _bullets(results.variants).rstrip())

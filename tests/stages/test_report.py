@@ -359,6 +359,15 @@ def test_settings_that_a_method_has_on_one_dataset_alone_are_said_there(tmp_path
     assert "differ between the datasets" not in run(layout, datasets=("movies",))
 
 
+def test_a_start_that_each_seed_draws_is_told_once(layout):
+    path = layout.evaluation("movies", "rail_kd_l") / "context.json"
+    content = json.loads(path.read_text())
+    for run_name, found in content["runs"].items():
+        found["training"]["init"] = f"layers 2 of it, new head (seed {run_name.removeprefix('seed-')})"
+    path.write_text(json.dumps(content))
+    assert "rail_kd_l: layers 2 of it, new head (seed of the run); " in run(layout)
+
+
 def test_seeds_that_ran_fewer_phases_are_said(layout):
     path = layout.evaluation("movies", "rail_kd_l") / "context.json"
     content = json.loads(path.read_text())
