@@ -22,6 +22,7 @@ from kdcore.layout import Layout
 from kdcore.lineage import hash_folder
 from kdcore.models.files import weights_fingerprint
 from kdcore.objective import Dims
+from kdcore.pair_config import StudentModel
 from kdcore.stages import distill, features, teacher
 from tests.import_graph import ROOT, closure, has_code
 from tests.pipelines import NO_DEPENDENCY
@@ -223,7 +224,8 @@ def test_code_of_the_identity_is_all_that_the_stage_imports(stage: str, known: t
     """But for files that decide nothing of the model; of the methods the one in use is added by name."""
     package = ROOT / "kdcore"
     free = frozenset(ROOT / name for name in NO_DEPENDENCY) | {
-        package / name for name in ("config.py", "scratch.py", "sources.py", "data/prepared.py", "methods/__init__.py")}
+        package / name for name in ("config.py", "method_config.py", "pair_config.py", "strict.py", "scratch.py",
+                                    "sources.py", "data/prepared.py", "methods/__init__.py")}
     needed = {file.relative_to(package).as_posix() for file in closure(package / f"stages/{stage}.py", stop_at=free)
               if has_code(file) and file not in free}
     assert not {name for name in needed if not any(f"{name}/".startswith(f"{part}/") for part in known)}
@@ -321,7 +323,6 @@ CHILD = """
 import json, sys
 from pathlib import Path
 from kdcore import config, strict
-from kdcore.pair_config import StudentModel
 from kdcore.layout import Layout
 from kdcore.stages import distill, teacher
 from kdcore.training import trainer
