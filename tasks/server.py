@@ -28,7 +28,7 @@ def reachable() -> Iterator[str]:
     `make up` finds them later, in SQLite, which two servers must not share: one such flow at a time.
 
     Raises:
-        UserError: the server that is set does not answer.
+        UserError: the server that is set does not answer, or the temporary one does not start.
         BusyError: another flow is running with a temporary server.
     """
     given = get_current_settings().api.url
@@ -80,6 +80,9 @@ def _start_apart() -> int:
 
     with patch.object(subprocess, "Popen", partial(subprocess.Popen, start_new_session=True)):
         server = SubprocessASGIServer()
-        server.start(get_current_settings().server.ephemeral.startup_timeout_seconds)
+        try:
+            server.start(get_current_settings().server.ephemeral.startup_timeout_seconds)
+        except RuntimeError as error:
+            raise UserError(f"Prefect's temporary server does not start: {error} Start one with `make up`") from error
     assert server.server_process is not None
     return server.server_process.pid

@@ -60,3 +60,12 @@ def test_two_temporary_servers_never_share_a_database(home):
     assert alive(left), "it has a session of its own"
     with server.reachable():
         assert not alive(left)
+
+
+def test_a_temporary_server_that_does_not_start_is_one_line(monkeypatch):
+    def fail(self: SubprocessASGIServer, timeout: int) -> None:
+        raise RuntimeError("Timed out while attempting to connect to ephemeral Prefect API server.")
+
+    monkeypatch.setattr(SubprocessASGIServer, "start", fail)
+    with pytest.raises(UserError, match=r"temporary server does not start: Timed out .* Start one with `make up`"):
+        server._start_apart()
