@@ -262,15 +262,20 @@ def _alias(client: "MlflowClient", name: str, version: str) -> None:
 def _fluent() -> Iterator[None]:
     """Point MLflow's process-wide settings to our store, and put back what was.
 
-    `log_model` reads them, and so does the registry when it looks up a logged model.
+    `log_model` reads them, and so does the registry when it looks up a logged model. MLflow writes both into the
+    environment too, and takes only the first one out again: a server started later would read the wrong registry.
     """
     import mlflow
 
-    before = os.environ.get("MLFLOW_TRACKING_URI")
+    before = {name: os.environ.get(name) for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")}
     mlflow.set_tracking_uri(tracking_store.uri())
     mlflow.set_registry_uri(tracking_store.uri())
     try:
         yield
     finally:
-        mlflow.set_registry_uri("")  # follows the tracking URI again
-        mlflow.set_tracking_uri(before)  # type: ignore[arg-type]  # None undoes
+        mlflow.set_registry_uri(None)  # type: ignore[arg-type]  # None undoes
+        mlflow.set_tracking_uri(before["MLFLOW_TRACKING_URI"])  # type: ignore[arg-type]
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value

@@ -1,6 +1,7 @@
 """Registered models: named columns, probabilities by class, lineage, aliases, gates."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -205,6 +206,20 @@ def test_a_regression_gives_a_score(store: Store) -> None:
     assert answer.columns.to_list() == ["score"]
     assert len(answer) == 2
     assert "from 0 to 5" in tracking_store.connect().get_registered_model(NAME).description
+
+
+@pytest.mark.parametrize("given", [None, "sqlite:///of-the-owner.db"])
+def test_registering_leaves_no_address_behind_for_servers(store: Store, monkeypatch: pytest.MonkeyPatch,
+                                                          given: str | None) -> None:
+    """MLflow puts its registry into the environment, which `mlflow models serve` would inherit."""
+    monkeypatch.delenv("MLFLOW_REGISTRY_URI", raising=False)
+    if given:
+        monkeypatch.setenv("MLFLOW_REGISTRY_URI", given)
+    toy.write_study(store.layout)
+    register(store)
+    assert os.environ.get("MLFLOW_REGISTRY_URI") == given
+    assert "MLFLOW_TRACKING_URI" not in os.environ
+    assert mlflow.get_registry_uri() == (given or mlflow.get_tracking_uri())
 
 
 @pytest.mark.slow

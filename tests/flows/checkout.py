@@ -24,7 +24,7 @@ class Checkout:
                 shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
             else:
                 shutil.copy(ROOT / part, folder / part)
-        self.environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")} | {
+        self.environment = {name: value for name, value in os.environ.items() if not name.startswith(ELSEWHERE)} | {
             "KDFLOW_ROOT": str(folder), "PYTHONPATH": str(folder), "HOME": str(folder / "home"),
             "KDFLOW_PREFECT_PORT": str(free_port()), "KDFLOW_MLFLOW_PORT": str(free_port()), "KDFLOW_TRACKING": "off",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
