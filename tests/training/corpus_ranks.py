@@ -1,6 +1,7 @@
-"""One rank of a distributed general distillation, as a process of its own: started by torchrun, see
+"""One rank of distributed general distillations, as a process of its own: started by torchrun, see
 `test_distributed`."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -23,4 +24,5 @@ def main(given: Path, folder: Path, method: str, accumulation: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    for name, case in json.loads(sys.argv[3]).items():
+        main(Path(sys.argv[1]), Path(sys.argv[2]) / name, *case)

@@ -1,4 +1,4 @@
-"""One rank of a distributed training, as a process of its own: started by torchrun, see `test_distributed`."""
+"""One rank of distributed trainings, as a process of its own: started by torchrun, see `test_distributed`."""
 
 import json
 import os
@@ -22,4 +22,5 @@ def main(prepared: Path, folder: Path, method: str, accumulation: int, hyper: st
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5])
+    for name, case in json.loads(sys.argv[3]).items():
+        main(Path(sys.argv[1]), Path(sys.argv[2]) / name, *case)

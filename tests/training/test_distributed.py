@@ -1,5 +1,6 @@
 """Two gloo processes train as one does at the same global batch (lessons A14-A16, A82, B33)."""
 
+import json
 import os
 import subprocess
 import sys
@@ -18,42 +19,70 @@ from tests.training.problem import lines, steps
 ROOT = Path(__file__).resolve().parents[2]
 
 
+CASES = {
+    "rail_kd_l": ("rail_kd_l", 1, "{}"),
+    "rail_kd_c": ("rail_kd_c", 2, "{}"),
+    "finetune": ("finetune", 1, "{}"),
+    "codir": ("codir", 2, "{}"),
+    "codir-refresh": ("codir", 1, '{"bank": "refresh"}'),
+    "codir-two-sided": ("codir", 2, '{"objective": "nce_two_sided", "gamma": 0.01}'),
+    "tinybert": ("tinybert", 2, '{"intermediate_epochs": 1, "prediction_epochs": 1}'),
+    "knowledge_mix": ("knowledge_mix", 2,
+                      '{"selection": "random_hard", "knowledge": {"label": 1, "codir": {}, "rail_kd_l": {}}}'),
+}
+"""Method, accumulation and hyperparameters by name."""
+CORPUS_CASES = {"minilm": ("minilm", 1), "distilbert": ("distilbert", 2), "mobilebert": ("mobilebert", 1)}
+
+
+@pytest.fixture(scope="module")
+def two(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All cases as two ranks train them, one after the other: a start of torchrun takes longer than any of them."""
+    folder = tmp_path_factory.mktemp("two")
+    _two_ranks("tests.training.ranks", prepared.folder, folder, CASES)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus, a teacher, and a student without dropout."""
+    folder = tmp_path_factory.mktemp("corpus")
+    tiny_corpus(folder)
+    save_encoder(folder / "teacher", layers=3)
+    save_encoder(folder / "student", layers=3, width=16, seed=5, dropout=0.0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two_on_a_corpus(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("two")
+    _two_ranks("tests.training.corpus_ranks", corpus, folder, CORPUS_CASES)
+    return folder
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "accumulation", "hyper"),
-    [("rail_kd_l", 1, "{}"), ("rail_kd_c", 2, "{}"), ("finetune", 1, "{}"), ("codir", 2, "{}"),
-     ("tinybert", 2, '{"intermediate_epochs": 1, "prediction_epochs": 1}'),
-     ("codir", 1, '{"bank": "refresh"}'), ("codir", 2, '{"objective": "nce_two_sided", "gamma": 0.01}'),
-     ("knowledge_mix", 2, '{"selection": "random_hard", "knowledge": {"label": 1, "codir": {}, "rail_kd_l": {}}}')])
-def test_two_ranks_equal_one(method: str, accumulation: int, hyper: str, prepared: Prepared, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_equal_one(case: str, two: Path, prepared: Prepared, tmp_path: Path) -> None:
     """Memory banks too, which each rank fills with the examples of both."""
-    one, two = tmp_path / "one", tmp_path / "two"
-    ranks.main(prepared.folder, one, method, accumulation, hyper)
-    _two_ranks("tests.training.ranks", prepared.folder, two, method, accumulation, hyper)
-    _compare(one, two)
+    ranks.main(prepared.folder, tmp_path, *CASES[case])
+    _compare(tmp_path, two / case)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "accumulation"), [("minilm", 1), ("distilbert", 2), ("mobilebert", 1)])
-def test_two_ranks_equal_one_on_a_corpus(method: str, accumulation: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", CORPUS_CASES)
+def test_two_ranks_equal_one_on_a_corpus(case: str, two_on_a_corpus: Path, corpus: Path, tmp_path: Path) -> None:
     """MiniLM gives the last layer's feed-forward part no gradient; DistilBERT masks, and averages over the tokens of
     both ranks; MobileBERT freezes layers for a while."""
-    tiny_corpus(tmp_path)
-    save_encoder(tmp_path / "teacher", layers=3)
-    save_encoder(tmp_path / "student", layers=3, width=16, seed=5, dropout=0.0)
-    one, two = tmp_path / "one", tmp_path / "two"
-    one.mkdir()
-    two.mkdir()
-    corpus_ranks.main(tmp_path, one, method, accumulation)
-    _two_ranks("tests.training.corpus_ranks", tmp_path, two, method, accumulation)
-    _compare(one, two)
+    corpus_ranks.main(corpus, tmp_path, *CORPUS_CASES[case])
+    _compare(tmp_path, two_on_a_corpus / case)
 
 
-def _two_ranks(module: str, *arguments: object) -> None:
+def _two_ranks(module: str, given: Path, folder: Path, cases: dict[str, tuple[Any, ...]]) -> None:
+    for case in cases:
+        (folder / case).mkdir()
     said = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", module,
-         *map(str, arguments)],
-        cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=200)
+         str(given), str(folder), json.dumps(cases)],
+        cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=400)
     assert said.returncode == 0, said.stderr
 
 
