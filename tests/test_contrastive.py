@@ -137,7 +137,8 @@ def test_z_is_fixed_by_the_first_applied_step_and_nobody_depends_on_the_company(
         contrast(student, teacher, ids, negatives, 20 + step)
         contrast.update(0.5)
         assert contrast.log_z.isfinite().all()
-        known = contrast.log_z.clone() if step == 0 else known
+        if step == 0:
+            known = contrast.log_z.clone()
         assert torch.equal(contrast.log_z, known)
     fresh = TwoSidedNce(6, 3, 0.1, 3, torch.Generator().manual_seed(2)).double()
     fresh.load_state_dict(contrast.state_dict())

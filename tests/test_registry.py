@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from kdcore import candidate, catalogue, model_card, promotion, registry, tracking_store
 from kdcore.errors import UserError
-from kdcore.lineage import hash_folder, read_lock, revision
+from kdcore.lineage import hash_folder, read_lock
 from kdcore.stages import register as stage
 from tests import trained_study as toy
 from tests.mlflow_store import Store
@@ -363,35 +363,6 @@ def test_what_cannot_be_traced_is_refused_in_one_line(store: Store, case: str) -
     assert store.runs() == []
 
 
-def champion() -> str:
-    return str(tracking_store.connect().get_model_version_by_alias(NAME, "champion").version)
-
-
-def test_a_challenger_that_passes_the_gates_becomes_champion(store: Store) -> None:
-    toy.write_study(store.layout)
-    register(store, 1)
-    toy.write_study(store.layout, models={1: 21, 2: 22}, quality={"validation": 0.9, "elsewhere": 0.7})
-    register(store, 1)
-    version, gates = promotion.promote(NAME)
-    assert version == "2"
-    assert all(gate.passed for gate in gates), gates
-    assert champion() == "2"
-    assert {entry.version: entry.aliases for entry in catalogue.entries()} == {"2": ("champion",), "1": ()}
-    assert "passed  better on validation: +10" in tracking_store.connect().get_model_version(NAME, "2").tags[
-        "kdflow.gates"]
-    with pytest.raises(UserError, match=r"version 2 of .* already is the champion"):
-        promotion.promote(NAME, "2")
-    with pytest.raises(UserError, match="has no challenger"):
-        promotion.promote(NAME)
-    with pytest.raises(UserError, match="has no version 9; known: 1, 2"):
-        promotion.promote(NAME, "9")
-    with pytest.raises(UserError, match="no registered model 'kdflow-tiny'; did you mean 'kdflow-tiny-toy'"):
-        promotion.promote("kdflow-tiny")
-    _, gates = promotion.promote(NAME, "1")
-    assert champion() == "2", "the old one is worse"
-    assert not all(gate.passed for gate in gates)
-
-
 def test_files_that_are_gone_are_told_in_a_line(store: Store) -> None:
     toy.write_study(store.layout)
     register(store, 1)
@@ -411,62 +382,6 @@ def test_models_on_later_pages_are_found(store: Store, monkeypatch: pytest.Monke
     assert catalogue.names(client) == ["kdflow-a", "kdflow-b", "kdflow-c"]
     with pytest.raises(UserError, match="kdflow-a has no alias 'champion'; it has no versions"):
         catalogue.one("kdflow-a")
-
-
-def evidence(quality: dict[str, float] | None = None, latency: bool = True,
-             labels: tuple[str, ...] | None = toy.LABELS) -> promotion.Evidence:
-    about = toy.info(True, labels)
-    tables = {split: toy.answers(about, split, share) for split, share in (quality or toy.GOOD).items()}
-    return promotion.Evidence(about, tables, {"batch_1": {"p50_ms": 3.0}} if latency else None)
-
-
-def refused(challenger: promotion.Evidence, old: promotion.Evidence) -> dict[str, str]:
-    return {gate.name: gate.reason for gate in promotion.gates(challenger, old) if not gate.passed}
-
-
-@pytest.mark.parametrize(("gate", "quality", "latency"), [
-    ("", {"validation": 0.9, "elsewhere": 0.7}, True),
-    ("better on validation", {"validation": 0.805, "elsewhere": 0.9}, True),
-    ("not worse on elsewhere", {"validation": 0.95, "elsewhere": 0.5}, True),
-    ("latency", {"validation": 0.95, "elsewhere": 0.7}, False),
-    ("not worse on elsewhere", {"validation": 0.95}, True),
-])
-def test_each_gate_refuses_alone(gate: str, quality: dict[str, float], latency: bool) -> None:
-    assert list(refused(evidence(quality, latency), evidence())) == ([gate] if gate else [])
-
-
-def test_a_difference_within_noise_out_of_domain_is_not_worse() -> None:
-    assert refused(evidence({"validation": 0.95, "elsewhere": 0.69}), evidence()) == {}
-
-
-def test_a_split_that_chose_nothing_decides_in_domain() -> None:
-    def with_test(share: float) -> promotion.Evidence:
-        own = evidence({"validation": 0.95 if share < 0.8 else 0.8, "elsewhere": 0.7})
-        splits = own.info.splits | {"test": replace(own.info.splits["validation"], role="report")}
-        return replace(own, info=replace(own.info, splits=splits),
-                       predictions=own.predictions | {"test": toy.answers(own.info, "validation", share)})
-
-    assert refused(with_test(0.95), with_test(0.8)) == {}
-    assert list(refused(with_test(0.7), with_test(0.8))) == ["better on test"]
-    assert refused(evidence({"validation": 0.95, "elsewhere": 0.7}), with_test(0.8)) == {
-        "better on test": "the challenger has no predictions of test"}
-
-
-def test_regressions_are_compared_by_their_metric() -> None:
-    gates = promotion.gates(evidence({"validation": 0.95, "elsewhere": 0.7}, labels=None), evidence(labels=None))
-    assert all(gate.passed for gate in gates), gates
-    assert [gate.reason.rpartition(" ")[2] for gate in gates[2:]] == ["pearson", "pearson"]
-
-
-def test_other_labels_or_other_rows_cannot_be_compared() -> None:
-    own = evidence()
-    turned = replace(own, info=toy.renamed(own.info, toy.LABELS[::-1]))
-    assert refused(turned, own) == {
-        "labels": "entailment, not_entailment instead of the champion's not_entailment, entailment"}
-    fewer = replace(own, predictions={split: table.slice(10) for split, table in own.predictions.items()})
-    assert "other rows (190 against 200)" in refused(fewer, own)["better on validation"]
-    assert refused(replace(own, predictions={}), own)["better on validation"] == (
-        "the challenger has no predictions of validation")
 
 
 def test_the_stage_registers_the_best_and_promotes_when_asked(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
@@ -496,16 +411,3 @@ def test_a_failed_registration_leaves_no_version_and_no_running_run(
             register(store)
     assert [run.info.status for run in store.runs()] == ["FAILED"]
     assert catalogue.entries() == []
-
-
-def test_folders_are_hashed_as_dvc_does(tmp_path: Path) -> None:
-    (tmp_path / "out" / "b").mkdir(parents=True)
-    for name in ("a", "b/z", "b.txt", "ü.txt"):
-        (tmp_path / "out" / name).write_text(name)
-    subprocess.run([str(DVC), "init", "--no-scm", "-q"], cwd=tmp_path, check=True)
-    subprocess.run([str(DVC), "add", "-q", "out"], cwd=tmp_path, check=True)
-    assert hash_folder(tmp_path / "out") in (tmp_path / "out.dvc").read_text()
-
-
-def test_outside_git_there_is_no_revision(tmp_path: Path) -> None:
-    assert str(revision(tmp_path)) == ""

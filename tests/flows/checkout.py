@@ -11,6 +11,8 @@ from kdcore.layout import ROOT
 
 PARTS = ("kdcore", "tasks", "flows", "prefect.yaml", "dvc.yaml", "general.dvc.yaml", "params.yaml", "pyproject.toml",
          ".dvc/config")
+ELSEWHERE = ("PREFECT_", "MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")
+"""What would lead commands to servers and stores that are not the copy's."""
 
 
 class Checkout:
