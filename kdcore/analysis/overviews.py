@@ -38,21 +38,21 @@ class Overview:
             said.append(f"Highest of all students: `{first}` with {100 * students[first]:.1f}{beside}. "
                         f"Numbers: {self.quality_told()}.")
         for file in BASELINES:
-            found = [(difference.verdict, f"`{name}` on {results.info.name}")
+            found = [(difference, f"`{name}` on {results.info.name}")
                      for (results, _), one in zip(self.shown, self.differences, strict=True)
                      for (name, baseline, _), difference in one.items() if results.is_baseline(baseline, file)]
             if not found:
                 continue
-            tested = [verdict for verdict, _ in found if verdict != "not tested"]
+            tested = [difference for difference, _ in found if difference.p is not None]
             if not tested:
                 said.append(f"Nothing is said of differences from `{file}`: fewer than {FEWEST_SEEDS} seeds.")
                 continue
             sides = [f"{side}: {', '.join(which)}" for side in ("better", "worse")
-                     if (which := [what for verdict, what in found if verdict == side])]
-            alike = tested.count("not distinguishable")
+                     if (which := [what for difference, what in found if difference.verdict == side])]
+            alike = sum(difference.verdict == "not distinguishable" for difference in tested)
             count = "1 comparison" if len(tested) == 1 else f"{len(tested)} comparisons"
             said.append(f"Against `{file}`, {count} of a method on a dataset: "
-                        f"{'; '.join([*sides, f'{alike} not distinguishable'])}.")
+                        f"{'; '.join([*sides, f'{alike} not distinguishable'])}.{_open(found)}")
         return said
 
     def quality_told(self) -> str:
@@ -193,6 +193,13 @@ class Overview:
         untested = verdicts.count("not tested")
         counts = " / ".join(str(verdicts.count(verdict)) for verdict in ("better", "not distinguishable", "worse"))
         return counts + (f" ({untested})" if untested else "")
+
+
+def _open(found: Sequence[tuple[Difference, str]]) -> str:
+    """Which differences more seeds may bring out: those that the correction alone keeps from a verdict."""
+    which = [f"{what} ({100 * difference.mean:+.1f})" for difference, what in found
+             if difference.p is not None and difference.p < ALPHA and difference.verdict == "not distinguishable"]
+    return f" p is below 0.05 before the correction: {', '.join(which)}; more seeds would tell." if which else ""
 
 
 def metrics(results: DatasetResults) -> str:

@@ -4,6 +4,7 @@ import pytest
 
 from kdcore.analysis.overviews import Overview
 from kdcore.analysis.results import DatasetResults
+from kdcore.analysis.statistics import Difference
 from tests.analysis.evaluations import SPLITS, info_of, write, write_study
 
 METHODS = ("finetune", "vanilla_kd", "rail_kd_l")
@@ -77,3 +78,19 @@ def test_a_method_that_a_dataset_lacks_has_no_rank(tmp_path):
     found = overview(tmp_path, ("movies", "books", "plays"))
     del found.everything[0].systems["vanilla_kd"]
     assert Overview(found.everything).ranking is None, "two methods are left"
+
+
+def test_what_only_the_correction_keeps_from_a_verdict_is_named(tmp_path, monkeypatch):
+    """Against one baseline p is 0.03 on movies alone: too much for a family of six, so more seeds are asked for."""
+    found = overview(tmp_path, ("movies", "books"))
+    monkeypatch.setattr(DatasetResults, "difference", lambda results, method, baseline, column: Difference(
+        0.1, 0.0, 0.2, 0.03 if (method, baseline, results.info.name) == ("rail_kd_l", "finetune", "movies") else 0.5,
+        None, 1.0, 3, "not distinguishable"))
+    finetune, vanilla = found.in_short()[1:]
+    assert finetune == ("Against `finetune`, 4 comparisons of a method on a dataset: 4 not distinguishable. p is below "
+                        "0.05 before the correction: `rail_kd_l` on movies (+10.0); more seeds would tell.")
+    assert vanilla == "Against `vanilla_kd`, 2 comparisons of a method on a dataset: 2 not distinguishable."
+
+
+def test_a_verdict_needs_no_more_seeds(tmp_path):
+    assert "more seeds" not in " ".join(overview(tmp_path, ("movies", "books", "plays")).in_short())
