@@ -35,7 +35,7 @@ up: $(INSTALLED)  ## Start Prefect, a worker and MLflow in the background on 127
 down: $(INSTALLED)  ## Stop what `make up` started, and nothing else
 	$(BIN)/python -m tasks.services down
 
-bench: $(INSTALLED)  ## Measure what methods and rows cost into results/bench.json (ten minutes, quiet machine)
+bench: $(INSTALLED)  ## Measure what methods and rows cost into results/bench.json (a quarter of an hour, quiet machine)
 	$(BIN)/python -m kdcore.bench --output results/bench.json
 
 gpu-check:  ## Run the gpu tests and the bench on CUDA (under 6 minutes, no network)

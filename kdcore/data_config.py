@@ -98,7 +98,7 @@ class Data(Strict):
     """Class names in order of their ids; None with `files` means a score to regress."""
     score_range: tuple[float, float] | None = None
     metrics: tuple[str, ...] = ()
-    """First one selects; built-in datasets bring their own."""
+    """Their mean selects; built-in datasets bring their own."""
     ood: dict[str, OutOfDomain] = Field(default={})
 
     teacher_files: dict[str, str] | None = None

@@ -4,7 +4,7 @@
                            [--sections methods own general selector live depth rows] [--output results/bench.json]
 
 On a CPU the pair is as large as all-MiniLM-L6-v2 and half of it, on CUDA as BERT-base and half of it; weights and
-tokens are random, so nothing is fetched. All of it takes about ten minutes on two quiet cores. `--quick` takes fewer
+tokens are random, so nothing is fetched. All of it takes a quarter of an hour on two quiet cores. `--quick` takes fewer
 rows and rounds: it shows that all works, not how fast.
 """
 
