@@ -194,8 +194,8 @@ class Work:
                 if lineage["teacher"] != identity["teacher"]:
                     record["warnings"] = [*record["warnings"], "its selector learned from states of another teacher, "
                                           f"{lineage['teacher']}, than this one, {identity['teacher']}"]
-            tokenizer = (load_tokenizer(pair.student.source, pair.student.revision) if self.first_weights
-                         else load_tokenizer(str(start.absolute())))
+            tokenizer = (load_tokenizer(str(start.absolute())) if pair.student.source == FROM_TEACHER
+                         else load_tokenizer(pair.student.source, pair.student.revision))
             export(result.student, tokenizer, record, out)
             tracked.artifact(journal)
             measured = result.measured | ({"mlflow_run": tracked.id} if tracked.id else {})

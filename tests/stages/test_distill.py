@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from kdcore import config, methods, scratch
+from kdcore import config, methods, scratch, strict
 from kdcore.data.prepared import Prepared
 from kdcore.errors import BusyError, UserError
 from kdcore.evaluation.predict import predict
@@ -21,9 +21,11 @@ from kdcore.features import FeatureKey
 from kdcore.layout import Layout
 from kdcore.lineage import hash_folder
 from kdcore.models.files import weights_fingerprint
+from kdcore.models.loading import load_tokenizer, tokenizer_fingerprint
 from kdcore.objective import Dims
 from kdcore.pair_config import StudentModel
-from kdcore.stages import distill, features, teacher
+from kdcore.stages import distill, features, prepare, teacher
+from tests.data.studies import DATA, make
 from tests.import_graph import ROOT, closure, has_code
 from tests.pipelines import NO_DEPENDENCY
 from tests.stages.small_study import small_study, with_teacher
@@ -201,6 +203,27 @@ def test_a_student_that_starts_as_a_general_one_says_so(tmp_path: Path) -> None:
     record = json.loads((layout.student("toy", "vanilla_kd") / "seed-1" / "training.json").read_text())
     assert record["origin"] == {"weights": weights_fingerprint(tmp_path / "general"), "general": GENERAL}
     assert record["init"] == f"layers 2, 4 of {tmp_path / 'general'} (4 layers), new head (seed 1)"
+
+
+@pytest.mark.parametrize("teaches", ["model", "files"])
+def test_a_random_student_has_the_tokenizer_of_its_own_source(teaches: str, tmp_path: Path) -> None:
+    """That of the sizes it takes, which cut the texts it learned from; the teacher's is another one, or none."""
+    bert, roberta = save_tiny(tmp_path / "bert"), save_tiny(tmp_path / "roberta", "roberta")
+    answers = "\n".join(json.dumps({"id": row, "probabilities": {"neg": 0.2, "pos": 0.8}}) for row in range(4))
+    data = DATA | ({"teacher_files": {"train": "data/teacher.jsonl"}} if teaches == "files" else {})
+    folder = make(tmp_path / "study", "files" if teaches == "files" else bert, data,
+                  files={"data/teacher.jsonl": answers},
+                  pair={"student": {"source": str(roberta), "layers": "random", "depth": 1}})
+    content = json.loads(config.load(folder / "params.yaml").model_dump_json())
+    content |= {"gate": {"allow_weak": True}, "methods": {"vanilla_kd": {}}}
+    content["study"]["methods"] = ["vanilla_kd"]
+    study, layout = strict.parse(config.Study, content, "params.yaml"), Layout(folder)
+    prepare.run(study, layout, "mine")
+    for stage in (teacher, features):
+        stage.run(study, layout, "mine")
+    distill.run(study, layout, "mine", "vanilla_kd")
+    exported = load_tokenizer(str(layout.student("mine", "vanilla_kd") / "seed-1"))
+    assert tokenizer_fingerprint(exported) == Prepared.load(layout.prepared("mine")).info.tokenizers["student"]
 
 
 def test_another_general_student_is_never_resumed_into(tmp_path: Path) -> None:
