@@ -118,7 +118,7 @@ class Supervision(Objective):
 
 def entropy(logits: Float[Tensor, "b c"]) -> Float[Tensor, " b"]:
     """Of the softmax, in nats, as a constant."""
-    return torch.distributions.Categorical(logits=widened(logits.detach())).entropy()
+    return torch.distributions.Categorical(logits=widened(logits.detach()), validate_args=False).entropy()
 
 
 def most_uncertain(logits: Float[Tensor, "b c"], measure: Measure, ratio: float) -> Tensor:

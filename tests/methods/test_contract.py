@@ -1,6 +1,7 @@
 """What every method must hold, checked for every file in kdcore/methods; a new file needs no change here."""
 
 import copy
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -258,6 +259,16 @@ def test_half_precision_features_give_float32_losses(name: str, setting: Setting
         torch.testing.assert_close(loss.total.double(), exact, rtol=0.02, atol=0.02)
         loss.total.mean().backward()
         assert all(p.grad is None or p.grad.isfinite().all() for p in phase.objective.parameters())
+
+
+@settings
+def test_a_diverged_student_gives_a_loss_that_is_not_finite(name: str, setting: Setting) -> None:
+    """And no error: the trainer skips such a step, and says after several which term it was."""
+    models = toys(setting)
+    for phase in phases_of(name, setting):
+        student, teacher = features_of(models, phase.objective.needs_at(progress(0)), SOME)
+        broken = Features({key: value * math.nan for key, value in student.items()}, student.mask)
+        assert not phase.objective(broken, teacher, batch(setting, SOME), progress(0)).total.isfinite().any()
 
 
 @every_file
