@@ -26,6 +26,8 @@ FEWEST_SEEDS = 3
 
 _NO_ERROR = 1e-12
 """Seeds that all differ by the same leave the examples' noise alone."""
+_TIE = 1e-9
+"""Resamples so near to 0 have no difference; with the examples' noise alone many may."""
 
 Verdict = Literal["better", "worse", "not distinguishable", "not tested"]
 
@@ -125,10 +127,10 @@ class _Noise:
 
     @property
     def p(self) -> float:
-        """Two-sided; of examples' noise alone never below what so many resamples can tell."""
-        below = self.below(0.0)
-        least = 1 / len(self.centres) if self.error < _NO_ERROR else 0.0
-        return round(max(2 * min(below, 1 - below), least), 9)
+        """Two-sided; of examples' noise alone never below what so many resamples can tell, with ties on both sides."""
+        alone = self.error < _NO_ERROR
+        tie, least = (_TIE, 1 / len(self.centres)) if alone else (0.0, 0.0)
+        return round(min(1.0, max(2 * min(self.below(tie), 1 - self.below(-tie)), least)), 9)
 
 
 def corrected(family: Sequence[Difference]) -> list[Difference]:
@@ -149,4 +151,4 @@ def corrected(family: Sequence[Difference]) -> list[Difference]:
 def _verdict(low: float | None, p: float) -> Verdict:
     if p >= ALPHA or low is None:
         return "not distinguishable"
-    return "better" if low > 0 else "worse"
+    return "better" if low >= 0 else "worse"

@@ -127,6 +127,23 @@ def test_equal_seeds_give_equal_intervals():
     assert compare(ours, baseline, labels) == compare(ours, baseline, labels)
 
 
+@pytest.mark.parametrize("examples", [40, 60, 71, 100, 277])
+@pytest.mark.parametrize("more", [3, 5, 8])
+def test_seeds_that_gain_the_same_rows_are_never_worse(examples, more):
+    """Then nothing but the draw of examples is noise, and some draws have none of these rows."""
+    labels = np.ones(examples, dtype=int)
+    baseline = np.ones((3, examples), dtype=int)
+    baseline[:, :examples // 4] = 0
+    ours = baseline.copy()
+    ours[:, :more] = 1
+    for seed in range(3):
+        forth = compare(ours, baseline, labels, seed=seed, resamples=300)
+        back = compare(baseline, ours, labels, seed=seed, resamples=300)
+        assert (forth.p < 0.05) == (forth.low > 0)
+        assert forth.verdict == ("better" if forth.p < 0.05 else "not distinguishable")
+        assert back.verdict == ("worse" if back.p < 0.05 else "not distinguishable")
+
+
 def test_p_and_the_interval_say_the_same():
     """p is under 0.05 exactly where the interval leaves 0 out."""
     draw, seen = np.random.default_rng(5), []
