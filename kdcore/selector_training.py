@@ -143,7 +143,7 @@ class OwnAdam(nn.Module):
     def minimise(self, loss: Float[Tensor, ""]) -> None:
         """One step down the gradient of `loss`, of which no other parameter hears."""
         if self._loaded is not None:  # only now: the parameters were on another device when the state was read
-            self.adam.load_state_dict(torch.load(io.BytesIO(self._loaded.numpy().tobytes()), weights_only=True))
+            self.adam.load_state_dict(torch.load(io.BytesIO(self._loaded.numpy().tobytes()), "cpu", weights_only=True))
             self._loaded = None
         for parameter, gradient in zip(self.learning, torch.autograd.grad(loss, self.learning), strict=True):
             parameter.grad = gradient

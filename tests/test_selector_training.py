@@ -206,6 +206,22 @@ def test_saved_and_loaded_goes_on_the_same(stop: int) -> None:
     assert all(torch.equal(value, weights(second)[name]) for name, value in weights(straight).items())
 
 
+def test_a_state_that_was_written_on_another_device_is_read_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint of a GPU goes on without one; where parameters are elsewhere, Adam takes the state there."""
+    first, second = learner_of(), learner_of()
+    steps(first, 5)
+    second.load_state_dict(first.state_dict())
+    read, places = torch.load, []
+
+    def load(file: io.BytesIO, map_location: Any = None, **options: Any) -> Any:
+        places.append(map_location)
+        return read(file, map_location, **options)
+
+    monkeypatch.setattr(torch, "load", load)
+    steps(second, 4, first=5)
+    assert set(places) == {"cpu"}
+
+
 def test_plain_values_survive_exactly() -> None:
     content = {"a": 0.1 + 0.2, "b": None, "c": [1, -1e-300]}
     assert from_bytes(as_bytes(content)) == content
