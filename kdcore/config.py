@@ -16,7 +16,7 @@ from kdcore.data_config import Data
 from kdcore.errors import UserError, did_you_mean
 from kdcore.method_config import DATASETS, METHOD, STUDENT, MethodEntry
 from kdcore.pair_config import Pair
-from kdcore.strict import Strict, merge, parse, read_yaml
+from kdcore.strict import Seed, Strict, merge, parse, read_yaml
 
 _METHOD_NAME = re.compile(r"(?!teacher$)[A-Za-z0-9_]+")
 
@@ -50,7 +50,7 @@ class Training(Strict):
     """Time between two checkpoints; None is half a minute. Longer where writing them would take over 2 % of it."""
     save_steps: int | None = Field(default=None, ge=1)
     """Checkpoints after every so many steps as well."""
-    seed: int = 0
+    seed: Seed = 0
     """Of the teacher; students take theirs from `study.seeds`."""
 
     def deciding(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Selection(Strict):
 
     datasets: tuple[str, ...] = Field(min_length=1)
     methods: tuple[str, ...] = Field(min_length=1)
-    seeds: tuple[int, ...] = Field(min_length=1)
+    seeds: tuple[Seed, ...] = Field(min_length=1)
     question: str | None = None
     published: dict[str, Published] = Field(default_factory=dict)
 
@@ -110,7 +110,7 @@ class SelectorTraining(Strict):
     """The entry of `methods` whose episodes train the selector of a dataset, and the seed."""
 
     method: str
-    seed: int = 0
+    seed: Seed = 0
 
 
 class StoredFeatures(Strict):
@@ -145,7 +145,7 @@ class Analysis(Strict):
     """`dev` is the split that selects checkpoints."""
     pooling: Literal["mean", "cls", "tokens"] = "mean"
     """The mean over real tokens, the state of token 0, or token by token."""
-    seed: int = 0
+    seed: Seed = 0
     """Of the rows."""
 
 

@@ -4,7 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from kdcore.strict import Strict
+from kdcore.strict import Seed, Strict
 
 
 class Files(Strict):
@@ -84,7 +84,7 @@ class Augmentation(Strict):
     """Of the masked language model; `auto` is bf16 where the hardware computes it natively."""
     batch_size: int = Field(default=64, ge=1)
     """Words that the masked language model looks at together."""
-    seed: int = 0
+    seed: Seed = 0
 
 
 class Data(Strict):
@@ -122,4 +122,4 @@ class Data(Strict):
     held_out_share: float = Field(default=0.1, gt=0, lt=0.5)
     margin: float | None = Field(default=None, ge=0)
     """`movies` only: ratings nearer to zero than this are dropped."""
-    seed: int = 0
+    seed: Seed = 0

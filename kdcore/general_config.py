@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from kdcore.config import Training, is_general
 from kdcore.errors import UserError, did_you_mean
 from kdcore.pair_config import Family
-from kdcore.strict import Strict, parse, read_yaml
+from kdcore.strict import Seed, Strict, parse, read_yaml
 
 TEACHER = "teacher"
 """The name of the study's own teacher among those that a student may have."""
@@ -88,7 +88,7 @@ class Corpus(Strict):
     max_rows: int | None = Field(default=None, ge=1)
     max_tokens: int | None = Field(default=None, ge=1)
     """Reading stops at the last row that keeps within it; special tokens count."""
-    seed: int = 0
+    seed: Seed = 0
     """Of lengths and cuts."""
 
     @model_validator(mode="after")

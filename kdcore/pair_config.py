@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from kdcore.strict import Strict
+from kdcore.strict import Seed, Strict
 
 Family = Literal["bert", "distilbert", "roberta", "xlm-roberta", "mpnet", "electra", "deberta-v2", "modernbert"]
 FILES = "files"
@@ -16,7 +16,7 @@ class Member(Strict):
 
     source: str
     revision: str | None = None
-    seed: int | None = None
+    seed: Seed | None = None
 
 
 class TeacherModel(Strict):
@@ -29,7 +29,7 @@ class TeacherModel(Strict):
 
     source: str | None = None
     revision: str | None = None
-    seeds: tuple[int, ...] = ()
+    seeds: tuple[Seed, ...] = ()
     members: tuple[Member, ...] = ()
     average: Literal["logits", "probabilities"] = "logits"
     weights: tuple[Annotated[float, Field(gt=0)], ...] = ()

@@ -3,16 +3,18 @@
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import pydantic
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 from ruamel.yaml import YAML, YAMLError
 
 from kdcore.errors import UserError, did_you_mean
 
 T = TypeVar("T", bound=BaseModel)
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+"""Of random numbers; NumPy takes less than 2**32, and phases of a training count on from it."""
 
 
 class Strict(BaseModel):
