@@ -62,6 +62,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _fail(f"{error.filename}: {error.strerror}; name a folder that you may read and write, or change its "
                   "rights", UserError.exit_code)
         raise
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # of torch, which most commands need not load
+            raise
+        _fail(f"the device's memory is full: {str(error).partition('. ')[0]}; raise training's `accumulation`, which "
+              "changes no result, lower `batch_size` of `features` or `evaluation`, or run fewer stages per device; "
+              "the same command goes on", UserError.exit_code)
     if code == INTERRUPTED:
         _fail("interrupted; the same command goes on from the last checkpoint", INTERRUPTED)
     sys.exit(code)

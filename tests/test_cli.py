@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from kdcore import __version__, cli, environment
 from kdcore.errors import BusyError, UserError
@@ -108,6 +109,16 @@ def test_a_place_where_nothing_can_be_written_is_one_line(error, words, reposito
     outcome = kdflow("report", cwd=repository)
     assert (outcome.code, outcome.err.count("\n")) == (2, 1)
     assert outcome.err.startswith(f"kdflow: {words}")
+
+
+def test_a_full_device_is_one_line_with_what_helps(repository, monkeypatch):
+    def fail(study, layout):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity")
+
+    monkeypatch.setattr(report, "run", fail)
+    outcome = kdflow("report", cwd=repository)
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert outcome.err.startswith("kdflow: the device's memory is full: CUDA out of memory; raise training's `accum")
 
 
 def test_a_bug_keeps_its_traceback(repository, monkeypatch):
