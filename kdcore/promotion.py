@@ -20,6 +20,7 @@ from kdcore.analysis.resampling import resampled
 from kdcore.champions import CHAMPION
 from kdcore.data.prepared import INFO_FILE, PreparedInfo
 from kdcore.errors import UserError, did_you_mean
+from kdcore.evaluation.metrics import measure
 from kdcore.registry import CHALLENGER, aliases, fetching
 
 if TYPE_CHECKING:
@@ -148,25 +149,27 @@ def _not_comparable(challenger: Evidence, champion: Evidence, split: str) -> str
         return f"{'the challenger' if ours is None else 'the champion'} has no predictions of {split}"
     if challenger.info.select != champion.info.select:
         return f"selected on {challenger.info.select}, the champion on {champion.info.select}"
-    if not (ours["id"].equals(theirs["id"]) and ours["label"].equals(theirs["label"])):
+    both = {"text_hash", "label"} & set(ours.column_names) & set(theirs.column_names)  # older versions lack the first
+    if not all(ours[column].equals(theirs[column]) for column in both):
         return f"evaluated on other rows ({ours.num_rows} against {theirs.num_rows}); evaluate both on the same data"
     return ""
 
 
 def _difference(challenger: Evidence, champion: Evidence, split: str,
                 metrics: tuple[str, ...]) -> tuple[float, float, float]:
-    """Lower bound, value and upper bound of challenger minus champion, in the mean of the metrics."""
+    """Lower bound, value on all examples and upper bound of challenger minus champion, in the mean of the metrics."""
     column = "score" if champion.info.regression else "prediction"
     tables = [challenger.predictions[split], champion.predictions[split]]
     predictions = np.stack([table[column].to_numpy() for table in tables])
     labels = tables[0]["label"].to_numpy()
     draws = np.mean([resampled(metric, predictions, labels, RESAMPLES, seed=0) for metric in metrics], axis=0)
-    low, middle, high = np.quantile(draws[:, 0] - draws[:, 1], [(1 - LEVEL) / 2, 0.5, (1 + LEVEL) / 2])
-    return float(low), float(middle), float(high)
+    low, high = np.quantile(draws[:, 0] - draws[:, 1], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    ours, theirs = (np.mean([measure(metric, own, labels).value for metric in metrics]) for own in predictions)
+    return float(low), float(ours - theirs), float(high)
 
 
-def _words(middle: float, low: float, high: float) -> str:
-    return f"{100 * middle:+.2f} points ({LEVEL:.0%} interval {100 * low:+.2f} to {100 * high:+.2f})"
+def _words(mean: float, low: float, high: float) -> str:
+    return f"{100 * mean:+.2f} points ({LEVEL:.0%} interval {100 * low:+.2f} to {100 * high:+.2f})"
 
 
 def _names(info: PreparedInfo) -> str:

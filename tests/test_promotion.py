@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
 from kdcore import catalogue, promotion, registry, tracking_store
@@ -47,6 +48,12 @@ def evidence(quality: dict[str, float] | None = None, latency: bool = True,
     about = toy.info(True, labels)
     tables = {split: toy.answers(about, split, share) for split, share in (quality or toy.GOOD).items()}
     return promotion.Evidence(about, tables, {"batch_1": {"p50_ms": 3.0}} if latency else None)
+
+
+def renamed(predictions: pa.Table) -> pa.Table:
+    """The predictions as if somebody had replaced a text and left its label as it was."""
+    texts = predictions["text_hash"].to_pylist()
+    return predictions.set_column(1, "text_hash", pa.array(["another text", *texts[1:]]))
 
 
 def refused(challenger: promotion.Evidence, old: promotion.Evidence) -> dict[str, str]:
@@ -96,3 +103,18 @@ def test_other_labels_or_other_rows_cannot_be_compared() -> None:
     assert "other rows (190 against 200)" in refused(fewer, own)["better on validation"]
     assert refused(replace(own, predictions={}), own)["better on validation"] == (
         "the challenger has no predictions of validation")
+    swapped = replace(own, predictions=own.predictions | {"validation": renamed(own.predictions["validation"])})
+    assert "other rows" in refused(swapped, own)["better on validation"], "the same labels under other texts"
+
+
+def test_versions_without_hashes_of_their_texts_are_compared_by_labels() -> None:
+    own, better = evidence(), evidence({"validation": 0.95, "elsewhere": 0.7})
+    older = replace(own, predictions={split: table.drop_columns("text_hash")
+                                      for split, table in own.predictions.items()})
+    assert refused(better, older) == {}
+
+
+def test_the_difference_told_is_that_on_all_examples() -> None:
+    gate = next(gate for gate in promotion.gates(evidence({"validation": 0.9, "elsewhere": 0.7}), evidence())
+                if gate.name == "better on validation")
+    assert gate.reason.startswith("+10.00 points")

@@ -121,16 +121,18 @@ def answers(about: PreparedInfo, split: str, share: float) -> pa.Table:
     """Predictions of which the first `share` are right; the labels are the same for every model."""
     draw = np.random.default_rng(len(split))
     ids = np.arange(ROWS)
+    texts = [f"{split} {number}" for number in ids]
     if about.labels is None:
         scores = draw.uniform(0, 5, ROWS)
         noise = np.random.default_rng(7).normal(0, 1, ROWS) * (1 - share) * 5
-        return pa.table({"id": ids, "label": scores.astype(np.float32), "score": (scores + noise).astype(np.float32)})
+        return pa.table({"id": ids, "text_hash": texts, "label": scores.astype(np.float32),
+                         "score": (scores + noise).astype(np.float32)})
     truth = draw.integers(0, len(about.labels), ROWS)
     right = ids < round(share * ROWS)
     chosen = np.where(right, truth, (truth + 1) % len(about.labels))
     logits = {f"logit:{name}": np.where(chosen == place, 2.0, -2.0).astype(np.float32)
               for place, name in enumerate(about.labels)}
-    return pa.table({"id": ids, "label": truth} | logits | {"prediction": chosen})
+    return pa.table({"id": ids, "text_hash": texts, "label": truth} | logits | {"prediction": chosen})
 
 
 def _write(path: Path, content: object) -> None:

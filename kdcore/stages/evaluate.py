@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 import torch
 
 from kdcore import config
+from kdcore.data import splitting
 from kdcore.data.prepared import Prepared
 from kdcore.errors import UserError
 from kdcore.evaluation import submission
@@ -107,9 +108,12 @@ def _evaluate(system: System, prepared: Prepared, submits: bool, folder: Path,
 
 
 def _predictions(prepared: Prepared, split: str, logits: torch.Tensor) -> pa.Table:
-    """id, label, one float32 column per class (`logit:NAME`) or `score`, and the predicted class of the split."""
+    """id, a hash of the text, label, one float32 column per class (`logit:NAME`) or `score`, and the predicted class
+    of the split."""
     info = prepared.info
-    columns: dict[str, Any] = {"id": np.arange(len(logits)), "label": prepared.labels(split).numpy()}
+    columns: dict[str, Any] = {"id": np.arange(len(logits)),
+                               "text_hash": [key.hex() for key in splitting.keys(prepared.table(split))],
+                               "label": prepared.labels(split).numpy()}
     if info.labels is None:
         return pa.table(columns | {"score": logits[:, 0].numpy()})
     columns |= {f"logit:{label}": logits[:, column].numpy() for column, label in enumerate(info.labels)}

@@ -11,6 +11,7 @@ from transformers import AutoModelForSequenceClassification
 
 from kdcore import config, strict
 from kdcore.data.prepared import Prepared
+from kdcore.data.splitting import keys
 from kdcore.errors import UserError
 from kdcore.evaluation.metrics import PROTOCOL
 from kdcore.evaluation.submission import TASKS
@@ -63,8 +64,9 @@ def test_predictions_are_those_of_transformers_alone(layout):
     model = AutoModelForSequenceClassification.from_pretrained(layout.student("toy", "finetune") / "seed-2")
     prepared = Prepared.load(layout.prepared("toy"))
     table = pq.read_table(layout.evaluation("toy", "finetune") / "predictions" / "seed-2" / "imdb.parquet")
-    assert table.column_names == ["id", "label", "logit:negative", "logit:positive", "prediction"]
+    assert table.column_names == ["id", "text_hash", "label", "logit:negative", "logit:positive", "prediction"]
     assert table.column("id").to_pylist() == list(range(20))
+    assert table.column("text_hash").to_pylist() == [key.hex() for key in keys(prepared.table("imdb"))]
     assert table.column("label").to_pylist() == prepared.labels("imdb").tolist()
     with torch.inference_mode():
         logits = model(**prepared.tokens("imdb", "student").pad(torch.arange(20))).logits
@@ -168,7 +170,7 @@ def test_scores_have_one_column(tmp_path):
     layout = write_study(tmp_path, labels=None, metrics=("pearson", "spearman"))
     evaluate.run(study(), layout, "toy", "finetune")
     table = pq.read_table(layout.evaluation("toy", "finetune") / "predictions" / "seed-1" / "validation.parquet")
-    assert table.column_names == ["id", "label", "score"]
+    assert table.column_names == ["id", "text_hash", "label", "score"]
     assert set(read(layout.evaluation("toy", "finetune") / "metrics.json")["seed-1"]["validation"]) == {
         "pearson", "spearman", "degenerate", "n"}
 
