@@ -1,5 +1,6 @@
 """What each rank computes: new orders each epoch, the same for all ranks, every row once (lessons A81, A82)."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,12 @@ import torch
 from kdcore.data.batching import Examples, LengthGroupedBatches
 from kdcore.data.prepared import Prepared
 from kdcore.errors import UserError
-from kdcore.objective import Masked
+from kdcore.features import Features
+from kdcore.objective import Batch, Loss, Masked, Phase, Progress
 from kdcore.training.batches import Parts, Shares, loader
 from kdcore.training.data import Share
+from tests.training.doubles import Watched
+from tests.training.problem import run
 
 LENGTHS = np.random.default_rng(0).integers(3, 60, 103)
 
@@ -28,6 +32,28 @@ def test_epochs_differ_and_repeat() -> None:
     assert _shares(0) != _shares(1)
     assert _shares(0) == _shares(0)
     assert _shares(0) != _shares(0, seed=2)
+
+
+class Rows(Watched):
+    """Notes the rows of every batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[list[int]] = []
+
+    def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Loss:
+        self.rows.append(batch.ids.tolist())
+        return super().forward(student, teacher, batch, progress)
+
+
+def test_a_training_draws_each_epoch_anew(prepared: Prepared, folder: Path) -> None:
+    """The loop says which epoch it is (A81)."""
+    objective = Rows()
+    run(prepared, folder, phases=(Phase("toy", objective),), epochs=2)
+    one, two = objective.rows[:6], objective.rows[6:]
+    assert one != two
+    for epoch in (one, two):
+        assert sorted(row for rows in epoch for row in rows) == list(range(90))
 
 
 @pytest.mark.parametrize(("world", "accumulation"), [(2, 1), (3, 2), (1, 4)])

@@ -123,6 +123,21 @@ def test_batches_name_their_step_and_what_is_masked(corpus: Corpus, teacher: Pat
             assert part.labels.tolist() == [-1] * len(part.ids)
 
 
+def test_a_training_draws_and_masks_each_epoch_anew(corpus: Corpus, teacher: Path, student: Path,
+                                                    tmp_path: Path) -> None:
+    """The loop says which epoch it is (A81)."""
+    phases = watched("mlm", corpus, teacher, student)
+    run("mlm", corpus, teacher, student, tmp_path, phases, steps=10)
+    batches = phases[0].objective.batches
+    one, two = batches[:5], batches[5:]
+    assert [batch.ids.tolist() for batch in one] != [batch.ids.tolist() for batch in two]
+    for epoch in (one, two):
+        assert torch.cat([batch.ids for batch in epoch]).sort().values.tolist() == list(range(40))
+    masked = [{row: places[places > 0].tolist() for batch in epoch
+               for row, places in zip(batch.ids.tolist(), batch.masked.positions, strict=True)} for epoch in (one, two)]
+    assert masked[0] != masked[1]
+
+
 def test_methods_that_mask_nothing_read_the_texts_as_they_are(corpus: Corpus, teacher: Path, student: Path,
                                                               tmp_path: Path) -> None:
     phases = watched("minilm", corpus, teacher, student)
