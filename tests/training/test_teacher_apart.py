@@ -32,6 +32,7 @@ class Spy:
         self.asked: set[str] = set()
 
     def features(self, batch: dict[str, Any], keys: frozenset[FeatureKey]) -> Features:
+        assert not [output for output in self.alive if output() is not None]  # outputs go with their step (A48)
         model = self.teacher.live.model.train()  # whatever was done to it between calls
         again = self.teacher.features(batch, keys)
         result = self.teacher.features(batch, keys)
@@ -41,7 +42,7 @@ class Spy:
             assert result[key].grad_fn is None
             assert not result[key].requires_grad
         self.asked |= {key.name for key in keys}
-        self.alive.append(weakref.ref(result[next(iter(keys))]))
+        self.alive += [weakref.ref(result[key]) for key in keys]
         return result
 
 
@@ -61,7 +62,7 @@ def test_training_leaves_the_teacher_alone(prepared: Prepared, teacher: Teacher,
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert not any(p.requires_grad or p.grad is not None for p in model.parameters())
     gc.collect()
-    assert not any(reference() is not None for reference in spy.alive)  # outputs go with their step
+    assert not any(output() is not None for output in spy.alive)
 
 
 def test_the_teacher_is_no_part_of_the_distiller(prepared: Prepared, teacher: Teacher) -> None:
