@@ -58,7 +58,7 @@ def clean(raw: Raw, columns: Columns) -> Rows:
     for column in wanted if unlabelled else [*wanted, columns.label]:
         if column not in known:
             remedy = " Name the column under `text`, `text_pair` or `label`" if raw.own else ""
-            raise UserError(f"{raw.where} has no column {column!r}; {did_you_mean(column, known)}{remedy}")
+            raise UserError(f"{raw.where} has no column {column!r}; {did_you_mean(column, raw.names)}{remedy}")
     if raw.table.num_rows == 0:
         raise UserError(f"{raw.where} has no rows; expected at least one")
     table: dict[str, pa.Array] = {}
@@ -99,7 +99,12 @@ def _texts(raw: Raw, column: str) -> tuple[pa.Array, list[str]]:
 def _classes(raw: Raw, columns: Columns, names: tuple[str, ...]) -> tuple[bool, np.ndarray]:
     """Ids of the label names; integers mean what the source's class names say, else positions in `names`."""
     values = _one_array(raw, columns.label)
-    distinct = pc.dictionary_encode(values)
+    try:
+        distinct = pc.dictionary_encode(values)
+    except pa.ArrowNotImplementedError:  # lists and objects
+        place = max(_first(pc.is_valid(values)), 0)
+        raise UserError(f"{raw.row(place)}: {columns.label} is {values[place].as_py()!r} ({values.type}), expected one "
+                        f"label per row; write it as a text or a whole number") from None
     source_names = raw.class_names.get(columns.label)
     codes = distinct.dictionary.to_pylist()
     spelled = [_spelling(code, source_names, columns.aliases) for code in codes]
@@ -143,19 +148,21 @@ def _scores(raw: Raw, columns: Columns) -> tuple[bool, np.ndarray]:
         hidden = np.array([text.as_py() in ("", None) for text in values])
     elif pa.types.is_integer(values.type) or pa.types.is_floating(values.type) or pa.types.is_null(values.type):
         hidden = pc.is_null(values).to_numpy(zero_copy_only=False)
-        numbers = pc.fill_null(values.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False)
+        numbers = pc.fill_null(values.cast(pa.float64(), safe=False), 0.0).to_numpy(zero_copy_only=False)
     else:
         raise UserError(f"{raw.row(0)}: {columns.label} is {values[0].as_py()!r} ({values.type}), expected a number")
     low, high = columns.score_range or (-np.inf, np.inf)
     if columns.may_hide and not low <= HIDDEN <= high:
         hidden = hidden | (numbers == HIDDEN)
-    for wrong, problem in ((~np.isfinite(numbers), "not finite"), ((numbers < low) | (numbers > high),
-                                                                   f"outside the range {low:g} to {high:g}")):
+    largest = float(np.finfo(np.float32).max)
+    for wrong, problem, otherwise in (
+            (~np.isfinite(numbers), "not finite", ""),
+            ((numbers < low) | (numbers > high), f"outside the range {low:g} to {high:g}", " or widen score_range"),
+            (np.abs(numbers) > largest, f"beyond the largest number that is kept ({largest:.2g})", "")):
         if (wrong & ~hidden).any():
             place = int(np.argmax(wrong & ~hidden))
-            widen = "" if columns.score_range is None else " or widen score_range"
             raise UserError(f"{raw.row(place)}: {columns.label} {numbers[place]:g} is {problem}; correct or remove "
-                            f"the row{widen}")
+                            f"the row{otherwise}")
     numbers = np.where(hidden, np.nan, numbers).astype(np.float32)
     return _all_hidden(raw, columns, hidden), numbers
 
@@ -193,7 +200,7 @@ def ids(raw: Raw, column: str) -> pa.Array:
     values = _one_array(raw, column)
     try:
         values = values.cast(pa.large_string())
-    except pa.ArrowNotImplementedError:
+    except pa.ArrowException:
         raise UserError(f"{raw.where}: {column!r} holds {values.type}, expected ids as texts or numbers; rename the "
                         f"column if it holds something else") from None
     absent = pc.or_kleene(pc.match_substring_regex(values, "^-[0-9]+$"), pc.equal(values, ""))
@@ -222,7 +229,7 @@ def numbers(raw: Raw, column: str) -> np.ndarray:
         raise UserError(f"{raw.row(_first(pc.is_null(values)))}: {column} is missing; give a number")
     if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
         raise UserError(f"{raw.row(0)}: {column} is {values[0].as_py()!r} ({values.type}), expected a number")
-    found = values.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    found = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     if not np.isfinite(found).all():
         place = int(np.argmin(np.isfinite(found)))
         raise UserError(f"{raw.row(place)}: {column} {found[place]:g} is not finite; give a number")
@@ -238,7 +245,9 @@ def _parsed(raw: Raw, column: str, place: int, text: str) -> float:
 
 def _one_array(raw: Raw, column: str) -> pa.Array:
     values = raw.table.column(column).combine_chunks()
-    return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    return values.cast(pa.large_string()) if pa.types.is_string_view(values.type) else values
 
 
 def _first(mask: pa.Array) -> int:

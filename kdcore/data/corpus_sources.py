@@ -4,7 +4,6 @@ The first row of every file is read at once, so that a wrong name is said before
 source is cached: a file that was replaced gives its new texts, and another fingerprint.
 """
 
-import csv
 import hashlib
 import json
 import os
@@ -19,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kdcore import scratch
+from kdcore.data import separated
 from kdcore.errors import UserError, did_you_mean
 from kdcore.general_config import CorpusSource
 from kdcore.sources import VARIABLE, Location, locate
@@ -150,7 +150,7 @@ def _jsonl(path: Path, name: str, columns: Sequence[str]) -> Iterator[Row]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{name}, line {number} is no JSON ({error}); expected one object per line") from None
         if not isinstance(row, dict):
             raise UserError(f"{name}, line {number} holds {type(row).__name__}, expected an object such as "
@@ -160,25 +160,12 @@ def _jsonl(path: Path, name: str, columns: Sequence[str]) -> Iterator[Row]:
 
 
 def _separated(path: Path, name: str, columns: Sequence[str], delimiter: str) -> Iterator[Row]:
-    csv.field_size_limit(2**31 - 1)  # articles are longer than the module's limit
-    reader = csv.reader(_lines(path, name), delimiter=delimiter, strict=True)
-    places, start, width = None, 1, 0
-    try:
-        for row in reader:
-            if places is None:
-                _check_columns(row, columns, name)
-                places, width = [row.index(column) for column in columns], len(row)
-            elif row:  # an empty line is no row
-                if len(row) != width:
-                    raise UserError(f"{name}, line {start} has {len(row)} fields, the header has {width}; put quotes "
-                                    f"around texts that hold {delimiter!r}")
-                yield [row[place] for place in places if row[place].strip()]
-            start = reader.line_num + 1
-    except csv.Error as error:
-        raise UserError(f"{name}, line {start} is malformed ({error}); a quote inside a quoted field is doubled, and "
-                        "every quote is closed") from None
-    if places is None:
-        raise UserError(f"{name} is empty; expected a header line with column names")
+    rows = separated.rows(_lines(path, name), name, delimiter)
+    _, header = next(rows)
+    _check_columns(header, columns, name)
+    places = [header.index(column) for column in columns]
+    for _, row in rows:
+        yield [row[place] for place in places if row[place].strip()]
 
 
 @contextmanager
@@ -186,7 +173,7 @@ def _damage_told(name: str) -> Iterator[None]:
     """Say which Parquet file is damaged, at its end, where it is opened, or in a page of it."""
     try:
         yield
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise UserError(f"{name} is no readable Parquet file ({str(error).splitlines()[0]}); write it again") from None
 
 

@@ -1,22 +1,27 @@
 """The user's own tables: CSV, TSV, JSONL or Parquet by file ending, read strictly.
 
-Text files are UTF-8. A malformed line is an error that names it; nothing is guessed, dropped or converted.
+Text files are UTF-8. A malformed line is an error that names it; nothing is guessed, dropped or converted. Columns that
+nobody asks for are left alone, whatever they hold.
 """
 
-import csv
 import io
 import json
 import os
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kdcore.data import separated
 from kdcore.data.raw import Raw
 from kdcore.errors import UserError
 
 ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
+
+Wanted = Callable[[str], bool]
+"""Whether a column of this name is read."""
 
 
 def locate(study: Path, name: str, setting: str, endings: tuple[str, ...] = ("",)) -> Path:
@@ -39,24 +44,34 @@ def locate(study: Path, name: str, setting: str, endings: tuple[str, ...] = ("",
     return path
 
 
-def read(study: Path, name: str, setting: str) -> Raw:
-    """Read a table below the study's `data/` folder.
+def read(study: Path, name: str, setting: str, wanted: Wanted) -> Raw:
+    """Read columns of a table below the study's `data/` folder.
 
     Args:
         name: path relative to the study folder, e.g. `data/train.csv`.
         setting: the key in `params.yaml` that named it, for messages.
+        wanted: whether a column is read. The others may hold anything: only their names count, as the nearest ones of
+            one that is missing.
 
     Raises:
-        UserError: outside `data/`, missing, of unknown ending, not UTF-8, malformed (with the line), or no rows.
+        UserError: outside `data/`, missing, of unknown ending, not UTF-8, malformed (with the line), empty, or with a
+            wanted column that comes twice or holds values of several types.
     """
     path = locate(study, name, setting, ENDINGS)
-    if path.suffix.lower() == ".parquet":
-        return Raw(name, _parquet(path, name), {}, own=True)
+    ending = path.suffix.lower()
+    if ending == ".parquet":
+        table, names = _parquet(path, name, wanted)
+        return Raw(name, table, {}, own=True, unread=_unread(names, wanted))
     text = _text(path, name)
-    columns, lines = _jsonl(text, name) if path.suffix.lower() == ".jsonl" else _separated(
-        text, name, "\t" if path.suffix.lower() == ".tsv" else ",")
-    return Raw(name, pa.table({column: _array(values, name, column, lines) for column, values in columns.items()}), {},
-               lines, own=True)
+    columns, lines = _jsonl(text, name) if ending == ".jsonl" else _separated(
+        text, name, "\t" if ending == ".tsv" else ",", wanted)
+    table = pa.table({column: _array(values, name, column, lines) for column, values in columns.items()
+                      if wanted(column)})
+    return Raw(name, table, {}, lines, own=True, unread=_unread(columns, wanted))
+
+
+def _unread(columns: Iterable[str], wanted: Wanted) -> tuple[str, ...]:
+    return tuple(column for column in columns if not wanted(column))
 
 
 def _text(path: Path, name: str) -> str:
@@ -71,29 +86,16 @@ def _text(path: Path, name: str) -> str:
                         f"UTF-8, it is perhaps Latin-1 or Windows-1252") from None
 
 
-def _separated(text: str, name: str, delimiter: str) -> tuple[dict[str, list[str]], list[int]]:
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    rows, lines, start = [], [], 1
-    try:
-        for row in reader:
-            if row:  # an empty line is no row
-                rows.append(row)
-                lines.append(start)
-            start = reader.line_num + 1
-    except csv.Error as error:
-        raise UserError(f"{name}, line {start} is malformed ({error}); a quote inside a quoted field is doubled, and "
-                        f"every quote is closed") from None
-    if not rows:
-        raise UserError(f"{name} is empty; expected a header line with column names")
-    header = rows.pop(0)
-    lines.pop(0)
-    if repeated := sorted({column for column in header if header.count(column) > 1}):
+def _separated(text: str, name: str, delimiter: str, wanted: Wanted) -> tuple[dict[str, list[str]], list[int]]:
+    (_, header), *numbered = separated.rows(io.StringIO(text, newline=""), name, delimiter)
+    _refuse_repeated(header, name, wanted)
+    return ({column: [row[place] for _, row in numbered] for place, column in enumerate(header)},
+            [line for line, _ in numbered])
+
+
+def _refuse_repeated(columns: Sequence[str], name: str, wanted: Wanted) -> None:
+    if repeated := sorted({column for column in columns if wanted(column) and columns.count(column) > 1}):
         raise UserError(f"{name} has two columns named {repeated[0]!r}; rename one")
-    for row, line in zip(rows, lines, strict=True):
-        if len(row) != len(header):
-            raise UserError(f"{name}, line {line} has {len(row)} fields, the header has {len(header)} "
-                            f"({', '.join(header)}); put quotes around texts that hold {delimiter!r}")
-    return {column: [row[place] for row in rows] for place, column in enumerate(header)}, lines
 
 
 def _jsonl(text: str, name: str) -> tuple[dict[str, list[Any]], list[int]]:
@@ -103,7 +105,7 @@ def _jsonl(text: str, name: str) -> tuple[dict[str, list[Any]], list[int]]:
             continue
         try:
             row = json.loads(content)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{name}, line {line} is no JSON ({error}); expected one object per line") from None
         if not isinstance(row, dict):
             raise UserError(f"{name}, line {line} holds {type(row).__name__}, expected an object such as "
@@ -129,23 +131,29 @@ def _array(values: list[Any], name: str, column: str, lines: list[int]) -> pa.Ar
     try:
         return pa.array(values)
     except UnicodeEncodeError:
-        place = next(i for i, value in enumerate(values) if isinstance(value, str) and not _encodable(value))
+        place = next(i for i, value in enumerate(values) if not _encodable(value))
         raise UserError(f"{name}, line {lines[place]}: column {column!r} holds half a surrogate pair, which is no "
                         f"text; repair the \\u escapes of that line") from None
-    except (pa.ArrowInvalid, OverflowError) as error:
+    except (pa.ArrowException, OverflowError) as error:
         raise UserError(f"{name}: column {column!r} cannot be read ({error}); use texts or numbers") from None
 
 
-def _encodable(text: str) -> bool:
+def _encodable(value: Any) -> bool:
+    """Whether every text in a value of JSON is one in UTF-8."""
     try:
-        text.encode()
+        json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         return False
     return True
 
 
-def _parquet(path: Path, name: str) -> pa.Table:
+def _parquet(path: Path, name: str, wanted: Wanted) -> tuple[pa.Table, list[str]]:
+    """The wanted columns, and the names of all."""
     try:
-        return pq.read_table(path)
-    except (pa.ArrowInvalid, OSError) as error:
+        with pq.ParquetFile(path) as file:
+            columns = file.schema_arrow.names
+            _refuse_repeated(columns, name, wanted)
+            chosen = [column for column in columns if wanted(column)]
+            return file.read(chosen).select(chosen), columns  # a name with a dot may bring a part of an object along
+    except (pa.ArrowException, OSError) as error:
         raise UserError(f"{name} is no readable Parquet file ({str(error).splitlines()[0]}); write it again") from None

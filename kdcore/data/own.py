@@ -8,6 +8,7 @@ from kdcore.data import files
 from kdcore.data.checks import Columns, clean
 from kdcore.data.parts import Part
 from kdcore.data.prepared import Role
+from kdcore.data.raw import Raw
 from kdcore.data.specs import CLASS_METRICS, SCORE_METRICS, SPECS, built_in, partners
 from kdcore.data_config import Data, OutOfDomain
 from kdcore.errors import UserError, did_you_mean
@@ -107,6 +108,11 @@ def columns(data: Data) -> Columns:
     return Columns(data.text or "text", data.text_pair, data.label or "label", data.labels, data.score_range)
 
 
+def read(study: Path, file: str, setting: str, *wanted: str | None) -> Raw:
+    """The wanted columns of a table of the user's own, as far as they are there, and those that may hold ids."""
+    return files.read(study, file, setting, {*wanted, *ID_COLUMNS}.__contains__)
+
+
 def read_files(study: Path, name: str, data: Data) -> list[Part]:
     """The splits that `files` names, checked."""
     assert data.files is not None
@@ -115,8 +121,9 @@ def read_files(study: Path, name: str, data: Data) -> list[Part]:
         file = getattr(data.files, split)
         if file is None:
             continue
-        raw = files.read(study, file, f"datasets.{name}.data.files.{split}")
-        rows = clean(raw, replace(columns(data), row_id=row_id(raw.table.column_names), may_hide=split == "test"))
+        like = columns(data)
+        raw = read(study, file, f"datasets.{name}.data.files.{split}", like.text, like.text_pair, like.label)
+        rows = clean(raw, replace(like, row_id=row_id(raw.table.column_names), may_hide=split == "test"))
         actual: Role = "test" if rows.hidden else role  # type: ignore[assignment]
         parts.append(Part(split, actual, rows, file, data.labels))
     return parts
@@ -135,9 +142,10 @@ def read_ood(study: Path, name: str, declared: dict[str, OutOfDomain], like: Col
             raise UserError(f"{place}: the name becomes a file name; use letters, digits, '_', '-' and '.' only")
         labels = ood.labels or like.labels
         label_map = _label_map(place, ood, like.labels, labels)
-        raw = files.read(study, ood.file, f"{place}.file")
-        rows = clean(raw, Columns(ood.text or like.text, ood.text_pair or like.text_pair, ood.label or like.label,
-                                  labels, like.score_range, row_id=row_id(raw.table.column_names)))
+        found = Columns(ood.text or like.text, ood.text_pair or like.text_pair, ood.label or like.label, labels,
+                        like.score_range)
+        raw = read(study, ood.file, f"{place}.file", found.text, found.text_pair, found.label)
+        rows = clean(raw, replace(found, row_id=row_id(raw.table.column_names)))
         parts.append(Part(ood_name, "ood", rows, ood.file, labels, label_map))
     return parts
 

@@ -13,6 +13,7 @@ class Raw:
     class_names  names behind integer labels per column, where the source declares them.
     lines        line number of each row in a text file, counted from 1; None where rows have no lines.
     own          True for a user's own file: an empty text there is a mistake; in published sets it is only counted.
+    unread       columns that are there too and were not read.
     """
 
     where: str
@@ -20,6 +21,12 @@ class Raw:
     class_names: dict[str, tuple[str, ...]]
     lines: list[int] | None = None
     own: bool = False
+    unread: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """All columns of the source."""
+        return [*self.table.column_names, *self.unread]
 
     def row(self, index: int) -> str:
         """How to name row `index` (counted from 0) in a message."""

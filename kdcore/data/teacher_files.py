@@ -65,10 +65,10 @@ def read(study: Path, name: str, named: Mapping[str, str], labels: tuple[str, ..
         setting = f"datasets.{name}.data.teacher_files.{split}"
         if split not in known:
             raise UserError(f"{setting} names a split that {name} does not have; {did_you_mean(split, known)}")
-        raw = files.read(study, file, setting)
+        raw = files.read(study, file, setting, _wanted(labels))
+        given = _file_ids(raw)
         if not raw.table.num_rows:
             raise UserError(f"{raw.where} has no rows; expected one for each row of {split}")
-        given = _file_ids(raw)
         logits, holds = _logits(raw, labels)
         _refuse_unknown(raw, given, _ids_of_all(raw, [known[other] for other in known if named.get(other) == file]))
         source = Source(file, _sha256(study / file), holds)
@@ -82,11 +82,18 @@ def read(study: Path, name: str, named: Mapping[str, str], labels: tuple[str, ..
     return {part.name: answers[part.name] for part in parts if part.name in answers}
 
 
+def _wanted(labels: tuple[str, ...] | None) -> files.Wanted:
+    """The columns with ids or answers."""
+    if labels is None:
+        return {*ID_COLUMNS, SCORE}.__contains__
+    return lambda column: column in (*ID_COLUMNS, *_NESTED) or column.startswith((PROBABILITY, LOGIT))
+
+
 def _file_ids(raw: Raw) -> pa.Array:
     """The ids of a file, as text, each there and each once."""
     column = next((column for column in ID_COLUMNS if column in raw.table.column_names), None)
     if column is None:
-        raise UserError(f"{raw.where} has no column 'id'; {did_you_mean('id', raw.table.column_names)} It says which "
+        raise UserError(f"{raw.where} has no column 'id'; {did_you_mean('id', raw.names)} It says which "
                         "row each answer is for")
     found = ids(raw, column)
     if found.null_count:
@@ -133,14 +140,14 @@ def _logits(raw: Raw, labels: tuple[str, ...] | None) -> tuple[np.ndarray, Holds
     columns = raw.table.column_names
     if labels is None:
         if SCORE not in columns:
-            raise UserError(f"{raw.where} has no column {SCORE!r}; {did_you_mean(SCORE, columns)} The dataset has "
+            raise UserError(f"{raw.where} has no column {SCORE!r}; {did_you_mean(SCORE, raw.names)} The dataset has "
                             "scores, so its teacher's answers are scores too")
         return _float32(raw, _numbers(raw, [SCORE])), "scores"
     kinds = [start for start in (PROBABILITY, LOGIT) if any(column.startswith(start) for column in columns)]
     if len(kinds) != 1:
         wanted = " or ".join(f"'{start}{labels[0]}'" for start in (PROBABILITY, LOGIT))
         raise UserError(f"{raw.where} has {'both probabilities and logits' if kinds else 'no answers'} (columns "
-                        f"{', '.join(columns)}); expected one column such as {wanted} for each of the labels "
+                        f"{', '.join(raw.names)}); expected one column such as {wanted} for each of the labels "
                         f"{', '.join(labels)}")
     start = kinds[0]
     names = [column.removeprefix(start) for column in columns if column.startswith(start)]

@@ -7,9 +7,8 @@ losses leave them out, and a training that reads no teacher never sees them.
 from dataclasses import replace
 from pathlib import Path
 
-from kdcore.data import files
+from kdcore.data import own
 from kdcore.data.checks import Columns, clean
-from kdcore.data.own import row_id
 from kdcore.data.parts import SOURCE_ID, Part
 from kdcore.data.splitting import draw
 from kdcore.data_config import Data
@@ -45,14 +44,12 @@ def read(study: Path, name: str, data: Data, like: Columns, further: Part) -> Pa
         return replace(_drawn(part, wanted.rows, data.seed), name=UNLABELLED)
     if wanted.text_pair is not None and like.text_pair is None:
         raise UserError(f"{setting}.text_pair = {wanted.text_pair!r}, but rows of {name} are single texts; remove it")
-    raw = files.read(study, wanted.file, setting)
-    ignored = like.label in raw.table.column_names
-    if ignored:
-        raw = replace(raw, table=raw.table.drop_columns(like.label))
-    rows = clean(raw, replace(like, text=wanted.text or like.text, text_pair=wanted.text_pair or like.text_pair,
-                              row_id=row_id(raw.table.column_names), may_hide=True))
+    text, text_pair = wanted.text or like.text, wanted.text_pair or like.text_pair
+    raw = own.read(study, wanted.file, setting, text, text_pair)
+    rows = clean(raw, replace(like, text=text, text_pair=text_pair, row_id=own.row_id(raw.table.column_names),
+                              may_hide=True))
     part = Part(UNLABELLED, "train", rows, wanted.file, like.labels,
-                notes=(f"whose column {like.label!r} is ignored",) if ignored else ())
+                notes=(f"whose column {like.label!r} is ignored",) if like.label in raw.unread else ())
     if wanted.rows is None:
         return part
     if wanted.rows > len(part):

@@ -120,12 +120,42 @@ CASES = [
         ("data/train.parquet, row 1", "True"),
         **columnar({"text": ["a", "b"], "label": [True, False]}),
     ),
+    Case(
+        "list as label",
+        ("data/train.jsonl, line 2: label is ['neg']", "expected one label per row"),
+        **jsonl('{"text": "a", "label": null}\n{"text": "b", "label": ["neg"]}\n'),
+    ),
+    Case(
+        "object as label",
+        ("data/train.jsonl, line 1: label is {'v': 'neg'}", "expected one label per row"),
+        **jsonl('{"text": "a", "label": {"v": "neg"}}\n'),
+    ),
+    Case(
+        "lists as labels in Parquet",
+        ("data/train.parquet, row 1: label is ['pos']", "expected one label per row"),
+        **columnar({"text": ["a", "b"], "label": [["pos"], ["neg"]]}),
+    ),
+    Case(
+        "list of several types as label",
+        ("data/train.jsonl: column 'label' cannot be read",),
+        **jsonl('{"text": "a", "label": ["x", 1]}\n'),
+    ),
+    Case(
+        "huge number as label",
+        ("data/train.jsonl: column 'label' cannot be read",),
+        **jsonl('{"text": "a", "label": 1' + 30 * "0" + '}\n'),
+    ),
     # Scores
     Case("score is text", ("data/train.csv, line 3", "'good'", "`labels`"), **scores("a,1\nb,good\n")),
     Case("score is not a number", ("data/train.csv, line 2", "nan is not finite"), **scores("a,nan\nb,1\n")),
     Case("score is infinite", ("data/train.csv, line 3", "inf is not finite"), **scores("a,1\nb,inf\n")),
     Case(
         "score out of range", ("data/train.csv, line 3", "5.5", "0 to 5"), **scores("a,1\nb,5.5\n", score_range=[0, 5])
+    ),
+    Case(
+        "score beyond single precision",
+        ("data/train.csv, line 3: label 1e+39 is beyond the largest number", "3.4e+38"),
+        **scores("a,1\nb,1e39\n"),
     ),
     Case("score missing", ("data/train.csv, line 2", "hidden"), **scores("a,\nb,1\n")),
     Case("empty score range", ("score_range", "lowest"), **scores("a,1\nb,2\n", score_range=[5, 0])),
@@ -179,6 +209,38 @@ CASES = [
         "half a surrogate pair",
         ("data/train.jsonl, line 1", "surrogate"),
         **jsonl('{"text": "\\ud83d", "label": "pos"}\n'),
+    ),
+    Case(
+        "half a surrogate pair in a list",
+        ("data/train.jsonl, line 2: column 'label' holds half a surrogate pair",),
+        **jsonl('{"text": "a", "label": ["x"]}\n{"text": "b", "label": ["\\ud83d"]}\n'),
+    ),
+    Case(
+        "JSON of great depth",
+        ("data/train.jsonl, line 2 is no JSON", "recursion"),
+        **jsonl('{"text": "a", "label": "pos"}\n{"text": "b", "label": ' + 100_000 * "[" + 100_000 * "]" + "}\n"),
+    ),
+    Case(
+        "missing column in JSON, near one that is not read",
+        ("data/train.jsonl has no column 'text'", "did you mean 'texts'"),
+        **jsonl('{"texts": ["x", 1], "label": "pos"}\n'),
+    ),
+    Case(
+        "missing column in Parquet, near one that is not read",
+        ("data/train.parquet has no column 'text'", "did you mean 'texts'"),
+        **columnar({"texts": ["a", "b"], "label": ["pos", "neg"]}),
+    ),
+    Case(
+        "rows of a TSV in quotes",
+        ("data/train.tsv, line 2: a quote opens a field", "up to line 4", "double those inside", "CSV or JSONL"),
+        {"data/train.tsv": 'text\tlabel\n"Good start\tpos\nmiddle\tneg\nthe end"\tneg\nlast\tpos\n'},
+        {"files": {"train": "data/train.tsv", "validation": "data/validation.csv"}},
+    ),
+    Case(
+        "rows of a TSV in quotes, text last",
+        ("data/train.tsv, line 3: a quote opens a field", "up to line 4"),
+        {"data/train.tsv": 'label\ttext\nneg\tmiddle\npos\t"Good start\nneg\tthe end"\n'},
+        {"files": {"train": "data/train.tsv", "validation": "data/validation.csv"}},
     ),
     Case(
         "types mixed in JSON",

@@ -32,11 +32,15 @@ def texts(prepared: Prepared, split: str) -> list[str]:
     ("csv", 'text,label\n"fine, film",pos\r\n\r\n"two\nlines",neg\n'),
     ("csv", "\ufefftext,label\n\"fine, film\",1\n\"two\nlines\",0\n"),
     ("tsv", 'text\tlabel\nfine, film\tpos\n"two\nlines"\tneg\n'),
+    ("jsonl", '{"text": "fine, film", "label": "pos", "tags": ["x", 1], "m": ["\\ud83d"], "meta": "a"}\n'
+              '{"text": "two\\nlines", "label": "neg", "meta": 1}\n'),
     ("jsonl", '{"text": "fine, film", "label": "pos"}\n\n{"text": "two\\nlines", "label": "neg"}\n'),
     ("jsonl", '{"text": "fine, film", "label": 1}\n{"text": "two\\nlines", "label": 0}'),
     ("parquet", parquet({"text": ["fine, film", "two\nlines"], "label": ["pos", "neg"]})),
     ("parquet", parquet({"text": ["fine, film", "two\nlines"], "label": [1.0, 0.0]})),
     ("parquet", parquet({"text": pa.array(["fine, film", "two\nlines"]).dictionary_encode(), "label": [1, 0]})),
+    ("parquet", parquet({"text": pa.array(["fine, film", "two\nlines"], pa.string_view()),
+                         "label": pa.array(["pos", "neg"], pa.string_view()), "meta": [["x"], None]})),
 ])
 def test_formats(tmp_path: Path, teacher: Path, ending: str, content: str | bytes) -> None:
     data = DATA | {"files": {"train": f"data/own.{ending}", "validation": "data/validation.csv"}}
@@ -45,6 +49,15 @@ def test_formats(tmp_path: Path, teacher: Path, ending: str, content: str | byte
     assert prepared.labels("train").tolist() == [1, 0]
     assert prepared.info.labels == ("neg", "pos")
     assert prepared.info.metrics == ("accuracy",)
+
+
+def test_long_texts_and_tabs_in_quotes(tmp_path: Path, teacher: Path) -> None:
+    data = DATA | {"files": {"train": "data/own.tsv", "validation": "data/own.csv"}}
+    prepared = prepare_study(make(tmp_path, teacher, data, files={
+        "data/own.tsv": 'text\tlabel\n"a\tb, ""c"""\tpos\nd\tneg\n',
+        "data/own.csv": f'text,label\n{"x" * 200_000},pos\n"e\tf\ng",neg\n'}))
+    assert texts(prepared, "train") == ['a\tb, "c"', "d"]
+    assert texts(prepared, "validation") == ["x" * 200_000, "e\tf\ng"]
 
 
 def test_names_that_are_numbers_are_names(tmp_path: Path, teacher: Path) -> None:
@@ -65,6 +78,15 @@ def test_pairs_and_other_column_names(tmp_path: Path, teacher: Path) -> None:
     assert prepared.table("train").column_names == ["id", "text", "text_pair", "label"]
     tokens = prepared.tokens("train", "student")
     assert tokens.types.reshape(2, -1)[0].tolist() == [0, 0, 0, 0, 1, 1, 1]  # [CLS] the film [SEP] was good [SEP]
+
+
+def test_large_whole_scores(tmp_path: Path, teacher: Path) -> None:
+    """Beyond 2**53, where floats have gaps."""
+    content = "".join(f'{{"text": "film {i}", "label": {2**60 + i}}}\n' for i in (1, 2**40))
+    files: dict[str, str | bytes] = {f"data/{name}.jsonl": content for name in ("train", "validation")}
+    data = {"files": {name: f"data/{name}.jsonl" for name in ("train", "validation")}}
+    prepared = prepare_study(make(tmp_path, teacher, data, files=files))
+    assert prepared.labels("train").tolist() == [2.0**60, 2.0**60 + 2**40]
 
 
 def test_scores(tmp_path: Path, teacher: Path) -> None:

@@ -65,7 +65,7 @@ def parquet(rows: Any) -> bytes:
 @pytest.mark.parametrize(("file", "content"), [
     ("data/teacher.jsonl", lines(*GOOD)),
     ("data/teacher.jsonl", lines(*({"idx": str(row["id"]), "probabilities": {
-        "pos": row["probability:pos"], "neg": row["probability:neg"]}, "why": "because"} for row in GOOD))),
+        "pos": row["probability:pos"], "neg": row["probability:neg"]}, "why": ["as", row["id"]]} for row in GOOD))),
     ("data/teacher.csv", csv(GOOD)),
     ("data/teacher.parquet", parquet(reversed(GOOD))),
     ("data/teacher.parquet", parquet([{"label": "?", **{name: row[name] for name in reversed(row)}} for row in GOOD])),
