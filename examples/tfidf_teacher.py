@@ -8,8 +8,8 @@ It takes the rows that the study's `params.yaml` declares, fits on the training 
 Answers to training rows are *out of fold*: the rows are cut into five parts, and each part is answered by a model that
 was fitted on the other four. A model that has seen a row answers it with its label and near certainty, whatever it
 would say of a row that it has not seen, so a student would learn from it little but the labels, which it has already.
-Out of fold, the answers show what the teacher knows and what it does not. Answers to all other rows come from a model
-that was fitted on all training rows.
+Out of fold, the answers show what the teacher knows and what it does not. Answers to all other rows, those without
+labels (`data.unlabelled`) too, come from a model that was fitted on all training rows.
 
 Any other teacher does the same with its own model in place of `fit`: columns `id` and `probability:NAME` (or
 `logit:NAME`) for every class; `docs/params.md` has the details.
@@ -69,32 +69,37 @@ def main() -> None:
         parser.error(f"{arguments.dataset} has scores, or no datasets.{arguments.dataset}.data.teacher_files.train")
     for file, table in answers(rows, files).items():
         path = arguments.study / file
-        match path.suffix:
+        match path.suffix.lower():
             case ".parquet":
                 table.to_parquet(path, index=False)
             case ".jsonl":
                 table.to_json(path, orient="records", lines=True)
-            case _:
-                table.to_csv(path, index=False)
+            case ending:
+                table.to_csv(path, index=False, sep="\t" if ending == ".tsv" else ",")
         print(f"{path}: {len(table):,} answers")
 
 
 def answers(rows: Assembled, files: dict[str, str]) -> dict[str, pd.DataFrame]:
     """The table of each file: out-of-fold answers to training rows, those of a model of all of them to the rest."""
     assert rows.labels is not None
-    parts = {part.name: part for part in rows.parts}
-    texts, labels = read(parts["train"])
+    train, *others = rows.parts
+    known = train.choose(train.has_label)
+    texts, labels = read(known)
     folds = StratifiedKFold(FOLDS, shuffle=True, random_state=0)
     honest = cross_val_predict(fit(), texts, labels, cv=folds, method="predict_proba")
     model = fit().fit(texts, labels)
     seen = np.mean(model.predict(texts) == labels)
     print(f"accuracy on training rows: {100 * np.mean(honest.argmax(1) == labels):.1f} out of fold, {100 * seen:.1f} "
           "by a model that has seen them")
+    asked = [(train.name, known), *((train.name if part.name == HELD_OUT else part.name, part) for part in others)]
+    if rows.unlabelled is not None:  # further rows of the training split, or of a file
+        further = rows.unlabelled.source == train.source
+        asked.append((train.name if further else rows.unlabelled.name, rows.unlabelled))
     tables: dict[str, list[pd.DataFrame]] = {}
-    for split, part in parts.items():
-        file = files.get("train" if split == HELD_OUT else split)
+    for split, part in asked:
+        file = files.get(split)
         if file is not None:
-            found = honest if split == "train" else model.predict_proba(read(part)[0])
+            found = honest if part is known else model.predict_proba(read(part)[0])
             names = [f"{PROBABILITY}{label}" for label in rows.labels]
             table = pd.DataFrame(found, columns=[names[label] for label in np.unique(labels)])
             table = table.reindex(columns=names, fill_value=0.0)  # no training row has that label

@@ -1,5 +1,6 @@
 """Teachers that are no single model, as a user has them: by the example script and `dvc repro`, in whole studies."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -12,7 +13,9 @@ import pandas as pd
 import pytest
 
 from kdcore import study
+from kdcore.data.answers import Answers
 from kdcore.layout import ROOT, Layout
+from tests.data import studies
 from tests.stages.test_other_teachers import rows
 from tests.tiny import save_tiny
 
@@ -74,6 +77,39 @@ def test_the_script_answers_every_row_out_of_fold(filed: tuple[Layout, str]) -> 
     assert f"{100 * right:.1f} out of fold" in said
     seen = float(said.partition(" out of fold, ")[2].split()[0])
     assert 60 < 100 * right < seen, "a model that has seen the rows says what their labels are"
+
+
+@pytest.mark.parametrize(("data", "unlabelled"), [
+    ({"unlabelled": "data/more.csv"}, {"m0": 1, "m1": 0, "m2": 1}),
+    ({"unlabelled": 30, "train_rows": 60}, None),
+])
+def test_the_script_answers_rows_without_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: dict[str, Any],
+                                                unlabelled: dict[str, int] | None) -> None:
+    """Tables with tabs, which preparation takes; what has no label is no class to learn."""
+    files = {"train": "data/t.tsv", "validation": "data/v.tsv"} | ({"unlabelled": "data/u.TSV"} if unlabelled else {})
+    content = "id,text,label\n" + "".join(
+        f"r{i},film {i} was {'good' if i % 2 else 'bad'},{'pos' if i % 2 else 'neg'}\n" for i in range(100))
+    folder = studies.make(tmp_path / "study", "files", studies.DATA | {"teacher_files": files} | data, files={
+        "data/train.csv": content, "data/validation.csv": content,
+        "data/more.csv": "id,text\nm0,a film was good\nm1,a film was bad\nm2,that was good\n"},
+        pair={"student": {"source": str(save_tiny(tmp_path / "model", layers=2))}})
+    spec = importlib.util.spec_from_file_location("tfidf_teacher", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "mine", "--study", str(folder)])
+    script.main()
+    prepared = studies.prepare_study(folder)
+    answers = Answers.find(prepared.folder)
+    assert answers is not None
+    train = prepared.table("train")
+    good = ["good" in text for text in train.column("text").to_pylist()]
+    assert answers.logits("train").argmax(dim=1).tolist() == good
+    assert len(good) == (103 if unlabelled else 90)
+    if unlabelled:
+        table = pd.read_csv(folder / files["unlabelled"], sep="\t")
+        assert dict(zip(table["id"], (table["probability:pos"] > 0.5).astype(int), strict=True)) == unlabelled
 
 
 @pytest.mark.slow

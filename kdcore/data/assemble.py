@@ -20,7 +20,11 @@ HELD_OUT = "held_out"
 
 @dataclass(frozen=True)
 class Assembled:
-    """Everything of a prepared dataset but the token ids. `answers` are by split, of a teacher that is only files."""
+    """Everything of a prepared dataset but the token ids.
+
+    `answers` are by split, of a teacher that is only files. `unlabelled` are the rows without labels with the ids of
+    their own source, as they were before they joined the training split of `parts`.
+    """
 
     labels: tuple[str, ...] | None
     score_range: tuple[float, float] | None
@@ -29,6 +33,7 @@ class Assembled:
     parts: tuple[Part, ...]
     warnings: tuple[str, ...]
     answers: dict[str, Aligned] = field(default_factory=dict)
+    unlabelled: Part | None = None
 
 
 def assemble(study: Path, name: str, data: Data, usable: int) -> Assembled:
@@ -67,7 +72,7 @@ def assemble(study: Path, name: str, data: Data, usable: int) -> Assembled:
         if more.name in answers:
             answers[parts[0].name] = answers[parts[0].name].join(answers.pop(more.name))
     return Assembled(like.labels, like.score_range, metrics, like.text_pair is not None, tuple(parts), tuple(warnings),
-                     answers)
+                     answers, more)
 
 
 def _check_names(name: str, parts: Sequence[Part]) -> None:
