@@ -150,6 +150,28 @@ def test_environment_turns_telemetry_off_and_keeps_what_the_user_set(monkeypatch
     assert os.environ["TRANSFORMERS_VERBOSITY"] == "debug"
 
 
+@pytest.mark.parametrize(("lower", "upper", "expected"), [
+    ("", "", "127.0.0.1,localhost"), ("", "a.example.com, localhost", "a.example.com,localhost,127.0.0.1"),
+    ("a.example.com", "", "a.example.com,127.0.0.1,localhost"), ("*", "", "*"),
+])
+def test_a_proxy_is_kept_out_of_what_is_on_this_machine(monkeypatch, lower, upper, expected):
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example.com:3128")
+    monkeypatch.setenv("no_proxy", lower)
+    monkeypatch.setenv("NO_PROXY", upper)
+    environment.prepare_environment()
+    environment.prepare_environment()  # a child's
+    assert os.environ["no_proxy"] == os.environ["NO_PROXY"] == expected
+
+
+def test_without_a_proxy_nothing_is_said_of_one(monkeypatch):
+    for name in environment.PROXIES:
+        monkeypatch.setenv(name, "")
+        monkeypatch.setenv(name.upper(), "")
+    monkeypatch.setenv("no_proxy", "")
+    environment.prepare_environment()
+    assert os.environ["no_proxy"] == ""
+
+
 def test_a_study_like_another(tmp_path):
     """The pipeline goes with the settings: that of a general study is another one."""
     for like, pipeline in (("studies/general-cpu", "general.dvc.yaml"), ("studies/glue-cpu", "dvc.yaml")):
