@@ -21,8 +21,13 @@ def prefect_url() -> str:
 
 def mlflow_url() -> str:
     """MLflow's pages: the server that runs are logged to, else that of `make up`."""
+    return mlflow_elsewhere() or f"http://{HOST}:{port(MLFLOW_PORT, 5000)}"
+
+
+def mlflow_elsewhere() -> str | None:
+    """The server that `MLFLOW_TRACKING_URI` names, which stands for the one of `make up`; None where it names none."""
     tracking = os.environ.get("MLFLOW_TRACKING_URI", "")
-    return tracking.rstrip("/") if tracking.startswith("http") else f"http://{HOST}:{port(MLFLOW_PORT, 5000)}"
+    return tracking.rstrip("/") if tracking.startswith(("http://", "https://")) else None
 
 
 def port(variable: str, default: int) -> int:

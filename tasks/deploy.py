@@ -38,8 +38,11 @@ def main() -> None:
     with get_client(sync_client=True) as client:
         _pool(client)
         _automation(client)
-    subprocess.run([sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"], cwd=ROOT, check=True,
-                   env=os.environ | {"KDFLOW_ROOT": str(ROOT.resolve())})
+    deployed = subprocess.run(
+        [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"], cwd=ROOT, check=False,
+        env=os.environ | {"KDFLOW_ROOT": str(ROOT.resolve()), "PREFECT_CLI_WRAP_LINES": "false"})
+    if deployed.returncode:
+        sys.exit(deployed.returncode)  # Prefect has said why; a traceback of ours would stand below it
 
 
 def automation() -> Automation:
