@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 
@@ -16,6 +17,13 @@ if threading.current_thread() is threading.main_thread():
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """A test's random numbers are the same alone and after others; torch is not loaded for it."""
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
