@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -45,12 +44,13 @@ def test_a_killed_holder_blocks_nobody_and_is_remembered(tmp_path, other):
 
 def test_processes_that_a_killed_flow_left_are_ended(tmp_path, other):
     leftover = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, "
-                                 "signal.SIG_IGN); time.sleep(60)"], env=os.environ | {OWNER: other[1]})
+                                 "signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"],
+                                env=os.environ | {OWNER: other[1]}, stdout=subprocess.PIPE, text=True)
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env=os.environ | {OWNER: "1:1"})
     try:
+        assert leftover.stdout.readline() == "ready\n"
         other[0].kill()
         other[0].wait()
-        time.sleep(0.3)
         with claim(tmp_path):
             assert identity(leftover.pid) is None
             assert identity(stranger.pid) is not None
