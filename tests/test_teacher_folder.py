@@ -22,6 +22,7 @@ from kdcore.teacher_folder import (
     models,
     refuse_beyond_logits,
 )
+from tests.test_losses import VALUE, vectors
 from tests.tiny import save_tiny
 
 LOGITS_OF_TWO = torch.tensor([[[2.0, 0.0, -1.0], [0.5, 0.5, 0.0]], [[0.0, 4.0, 1.0], [-3.0, 1.0, 2.0]]]).double()
@@ -76,6 +77,14 @@ def test_a_student_of_the_mean_learns_from_it_as_vanilla_kd_says() -> None:
     expected = (mean * (mean.log() - student.log_softmax(dim=-1))).sum(dim=-1)
     stored = Average("probabilities", (0.5, 0.5))(LOGITS_OF_TWO, regression=False)
     torch.testing.assert_close(kd_loss(student, stored, 1.0, False), expected)
+
+
+def test_golden_mean_of_three_teachers_and_what_a_student_learns_of_it(golden: Path) -> None:
+    data = vectors(golden, "16_extras")
+    mean = Average("logits", equal_or_given((), 3))(data["in.teacher_logits"], regression=False)
+    torch.testing.assert_close(mean, data["out.avg_teacher_logits"], **VALUE)
+    loss = kd_loss(data["in.student_logits"], mean, 2.0, False).mean()
+    torch.testing.assert_close(loss, data["out.kd_avg_T2"], **VALUE)
 
 
 def two_members(folder: Path, weights: tuple[float, ...] = (0.5, 0.5), seeds: tuple[int, int] = (1, 2)) -> Path:

@@ -104,6 +104,33 @@ def test_clipping_covers_projections(prepared: Prepared, folder: Path) -> None:
     assert steps(folder / "large")[0]["gradient_norm"] > 1e3 * steps(folder / "small")[0]["gradient_norm"]
 
 
+def test_what_the_optimiser_meets_is_as_the_settings_say(prepared: Prepared, folder: Path,
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients cut to `clip_norm`, the bridge's as well, and AdamW's own settings (B5, B28)."""
+    made: list[torch.optim.Optimizer] = []
+    norms: list[float] = []
+    create = trainer.DistillationTrainer.create_optimizer
+
+    def note(optimiser: torch.optim.Optimizer, *_: object) -> None:
+        learning = [p.grad for group in optimiser.param_groups for p in group["params"] if p.grad is not None]
+        norms.append(nn.utils.get_total_norm(learning).item())
+
+    def watching(self: trainer.DistillationTrainer, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        optimiser = create(self, model)
+        if not made:
+            made.append(optimiser)
+            optimiser.register_step_pre_hook(note)
+        return optimiser
+
+    monkeypatch.setattr(trainer.DistillationTrainer, "create_optimizer", watching)
+    run(prepared, folder, phases=watched(interfere=lambda step, part: 1e6 * part), epochs=1, clip_norm=0.5,
+        weight_decay=0.3, betas=(0.8, 0.9), epsilon=1e-5)
+    assert norms == pytest.approx(6 * [0.5], rel=1e-3)
+    groups = made[0].param_groups
+    assert {group["weight_decay"] for group in groups} == {0.3, 0.0}
+    assert {(group["betas"], group["eps"]) for group in groups} == {((0.8, 0.9), 1e-5)}
+
+
 def test_schedule(prepared: Prepared, folder: Path) -> None:
     """Warm-up from zero over a tenth of the steps, then down to zero; or constant after it."""
     run(prepared, folder / "a", phases=watched(), learning_rate=1e-3, warmup_share=0.5)
