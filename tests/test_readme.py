@@ -13,16 +13,19 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from kdcore import cli, config, strict
-from kdcore.data_config import Augmentation, Data, Files, OutOfDomain
+from kdcore import cli, config, general_config, methods, strict
+from kdcore.data.own import check_declaration
+from kdcore.data_config import Augmentation, Data, Files, OutOfDomain, Unlabelled
 from kdcore.layout import Layout
 from kdcore.pair_config import Member, Pair, StudentModel, TeacherModel
+from kdcore.training.trainer import SAVE_SECONDS
 from tasks import services
 from tests.command import kdflow
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("studies/*/*.md")])
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PARAMS = (ROOT / "docs" / "params.md").read_text(encoding="utf-8")
 COMMANDS = {c.name or c.callback.__name__ for c in cli.app.registered_commands}
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
@@ -106,18 +109,47 @@ def test_no_figure_is_waiting_to_be_measured():
     assert not waiting, f"put measured figures in place of PLACEHOLDER in {waiting}"
 
 
-def _default() -> dict:
-    return YAML(typ="safe").load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+def _settings(study: str) -> dict:
+    return YAML(typ="safe").load((ROOT / study / "params.yaml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("block", _blocks(README, "yaml"))
-def test_settings_of_the_readme_are_valid(block):
-    content = _default()
-    for section, value in YAML(typ="safe").load(block).items():
-        content[section] = content[section] | value if isinstance(value, dict) else value
-    study = strict.parse(config.Study, content, "README.md")
-    for name in study.study.datasets:
-        assert study.dataset(name)
+SETTINGS = [(document.relative_to(ROOT).as_posix(), number, block) for document in DOCUMENTS
+            for number, block in enumerate(_blocks(document.read_text(encoding="utf-8"), "yaml"), start=1)]
+ELSEWHERE = {"docs/running.md": "prefect.yaml", "docs/scaling.md": None}
+"""Pages whose blocks are no settings of a study: a part of another file, or of no file of ours."""
+GENERAL = {"corpus", "students", "masking"}
+"""Sections of general studies alone."""
+
+
+@pytest.mark.parametrize(("document", "number", "block"), [case for case in SETTINGS if case[0] not in ELSEWHERE],
+                         ids=lambda part: str(part) if "\n" not in str(part) else "")
+def test_settings_that_documents_show_are_valid(document, number, block):
+    """Each block in place of what a whole study says; of datasets that it only names, any will do."""
+    block = YAML(typ="safe").load(block)
+    general = document == "docs/general-methods.md" or GENERAL & block.keys()
+    content = _settings("studies/general-cpu" if general else ".")
+    for section, value in block.items():
+        content[section] = content.get(section, {}) | value if isinstance(value, dict) else value
+    if general:
+        strict.parse(general_config.GeneralStudy, content, document)
+        return
+    named = {name for written in content["methods"].values() for name in written.get("datasets", {})}
+    named |= {name for row in content["study"].get("published", {}).values() for name in row["scores"]}
+    content["datasets"] = {name: {"data": {}, "teacher": {}, "student": {}} | content["datasets"].get(name, {})
+                           for name in {*content["datasets"], *content["study"]["datasets"], *named}}
+    study = strict.parse(config.Study, content, document)
+    for name in study.datasets:
+        check_declaration(name, study.dataset(name).data)
+    for name in block.get("methods", {}):
+        for entry in study.entries(name):
+            methods.configure(entry.file, entry.options)
+
+
+def test_blocks_that_are_no_settings_are_parts_of_other_files():
+    assert {document for document, _, _ in SETTINGS} > ELSEWHERE.keys()
+    for document, _, block in SETTINGS:
+        if (file := ELSEWHERE.get(document)) is not None:
+            assert block in (ROOT / file).read_text(encoding="utf-8"), f"{document} shows what {file} does not hold"
 
 
 def test_python_of_the_readme_names_an_exported_student():
@@ -131,25 +163,54 @@ def test_python_of_the_readme_names_an_exported_student():
 
 
 def test_the_settings_guide_names_every_key():
-    text = (ROOT / "docs" / "params.md").read_text(encoding="utf-8")
+    text = PARAMS
     models = [config.Selection, TeacherModel, Member, StudentModel, Pair, config.Training,
               Data, Files, Augmentation, OutOfDomain, config.StoredFeatures,
-              config.TeacherGate, config.Evaluation, config.Study]
+              config.TeacherGate, config.Evaluation, config.Analysis, config.SelectorTraining, config.Published,
+              Unlabelled, config.Study]
     for model in models:
         for name in model.model_fields:
             said = re.search(rf"[`.]{name}\b|^{name}:|^## .*\b{name}\b", text, re.MULTILINE)
             assert said, f"docs/params.md says nothing of {model.__name__}.{name}"
 
 
-@pytest.mark.parametrize(("key", "field"), [("batch_size", "batch_size"), ("epochs", "epochs"),
-                                            ("patience", "patience"), ("held_out_share", "held_out_share")])
-def test_defaults_in_the_settings_guide_are_those_of_the_code(key, field):
-    text = (ROOT / "docs" / "params.md").read_text(encoding="utf-8")
-    model = Data if key == "held_out_share" else config.Training
-    default = model.model_fields[field].default
-    said = re.search(rf"^\| `{key}` \| ([^|]+) \|", text, re.MULTILINE)
-    assert said is not None
-    assert said[1].strip() == ("never stops" if default is None else str(default))
+NOTHING = {"", "all", "as the paper's code", "built in", "equal", "latest", "never stops", "none",
+           "that of the source"}
+"""Words for a default of None or of no entries."""
+
+
+@pytest.mark.parametrize(("title", "prefix", "model", "whole"), [
+    ("pair: teacher and student", "student.", StudentModel, True),
+    ("Several teachers", "", TeacherModel, False),
+    ("training.teacher, training.student: one training run", "", config.Training, True),
+    ("datasets.NAME: one dataset", "", Data, False),
+    ("Augmented rows", "", Augmentation, True),
+    ("selectors: what weighs knowledge, trained once", "DATASET.", config.SelectorTraining, True),
+    ("features: the teacher store", "", config.StoredFeatures, True),
+    ("evaluation", "", config.Evaluation, True),
+    ("analysis: a look inside the students", "", config.Analysis, True),
+])
+def test_defaults_in_the_settings_guide_are_those_of_the_code(title, prefix, model, whole):
+    """`whole`: the section's table with defaults has every field; else others stand in tables without."""
+    section = re.search(rf"^##+ {re.escape(title)}\n(.*?)(?=^##|\Z)", PARAMS, re.MULTILINE | re.DOTALL)
+    assert section is not None
+    rows = re.findall(r"^\| (`[^|]+`) \| ([^|]*)\| [^|]*\|$", section[1], re.MULTILINE)
+    said = {key.removeprefix(prefix): default.strip().replace("`", "") for keys, default in rows
+            for key in re.findall(r"`([^`]+)`", keys) if key.startswith(prefix)}
+    fields = {name: field for name, field in model.model_fields.items() if whole or name in said}
+    assert fields, "the table has none of the fields"
+    assert said.keys() <= model.model_fields.keys(), "the table has a row for no field"
+    for name, field in fields.items():
+        assert name in said, f"{title} has no row for {name}"
+        default = None if field.is_required() else field.default
+        if name == "save_minutes":
+            default = SAVE_SECONDS / 60  # what None stands for
+        if default is None or default == ():
+            assert said[name] in NOTHING, name
+        else:
+            shown = YAML(typ="safe").load(said[name])
+            assert (float(shown) if isinstance(default, float) else shown) == (
+                list(default) if isinstance(default, tuple) else default), name
 
 
 def test_make_help_lists_every_target_of_the_design():
