@@ -200,6 +200,7 @@ def test_a_store_that_fails_for_a_while_loses_nothing(store: Store, monkeypatch:
 
 def test_a_locked_store_delays_the_end_by_little(
         store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A call that waited for the lock would take ten seconds or more, on a quick machine, too."""
     monkeypatch.setattr(tracking, "CLOSE_SECONDS", 1.0)
     lock = sqlite3.connect(store.root / "mlflow.db", isolation_level=None)
     with Run.start("distill", store.layout, "rte") as run:
@@ -209,8 +210,8 @@ def test_a_locked_store_delays_the_end_by_little(
         start = time.monotonic()
         for step in range(1000):
             run.log(step, {"loss": 1.0})
-        assert time.monotonic() - start < 0.5
-    assert 0.9 < time.monotonic() - start < 3
+        assert time.monotonic() - start < 5
+    assert 0.9 < time.monotonic() - start < 9
     assert "incomplete" in caplog.text
     lock.execute("COMMIT")
     lock.close()
