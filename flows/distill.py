@@ -15,7 +15,7 @@ from pathlib import Path
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 
-from kdcore import config, tracking
+from kdcore import config, latest_report, tracking
 from kdcore.errors import UserError
 from kdcore.layout import Layout
 from tasks import addresses, plan, register
@@ -118,8 +118,7 @@ def _conclude(folder: Path, todo: Plan | None) -> None:
             report.show_tables(config.load(layout.params), layout)
         except UserError as error:  # a run of some methods or datasets leaves others as they were
             print(f"No tables: {error}")
-        whole = layout.measured / report.PAGE
-        print(f"\nReport: {whole if whole.is_file() else layout.report / report.PAGE}")
+        print(f"\nReport: {latest_report.folder(layout) / report.PAGE}")
     print("Runs and models: `make up` serves Prefect at "
           f"{addresses.prefect_url()} and MLflow at {addresses.mlflow_url()}")
 

@@ -14,7 +14,7 @@ from kdcore import config
 from kdcore.data.prepared import Prepared, PreparedInfo
 from kdcore.errors import UserError, did_you_mean
 from kdcore.layout import Layout
-from kdcore.lineage import Revision, hash_folder, read_lock, revision
+from kdcore.lineage import Revision, hash_folder, read_lock, record_key, revision
 from kdcore.method_config import MethodEntry
 from kdcore.pair_config import Pair
 from kdcore.tracking_store import study_name
@@ -262,11 +262,13 @@ def _parameters(folder: Path) -> int:
 
 
 def _latency(layout: Layout, dataset: str, method: str) -> dict[str, Any] | None:
-    """As the evaluation measured it on one seed: all seeds of a method have the same shape."""
+    """As the evaluation measured it on one seed: all seeds of a method have the same shape. None where it measured
+    others than the students that are there."""
     path = layout.measured / f"evaluate@{dataset}-{method}.json"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return None
-    return next((values["latency"] for values in content.values()
-                 if isinstance(values, dict) and isinstance(values.get("latency"), dict)), None)
+    return next((values["latency"] for seed, values in content.items()
+                 if isinstance(values, dict) and isinstance(values.get("latency"), dict)
+                 and values.get("of") == record_key(_record(layout.student(dataset, method) / seed))), None)

@@ -6,6 +6,7 @@ Read only, and cheap: no DVC import, one pass over `dvc.lock`.
 import hashlib
 import json
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,11 @@ class Revision:
 
     def __str__(self) -> str:
         return self.commit + ("-dirty" if self.dirty else "")
+
+
+def record_key(record: Mapping[str, Any]) -> str:
+    """A short hash of how a model came about; what is measured of a model names by it which one it was."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def revision(folder: Path) -> Revision:

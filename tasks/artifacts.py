@@ -11,6 +11,7 @@ from typing import Any
 
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
+from kdcore import latest_report
 from kdcore.analysis.page import with_pictures
 from kdcore.layout import Layout
 from tasks import runs
@@ -24,11 +25,12 @@ def publish(study: Path, name: str, outcome: Outcome, registered: list[str], par
         create_table_artifact(key=f"{key}-stages", table=rows, description=f"Stages of {name}")
     layout = Layout(study)
     numbers = layout.report / "results.json"  # of students on datasets; a general study has none
-    # The first also has what this machine measured; a general study has the second alone.
-    reports = [path for folder in (layout.measured, layout.report) if (path := folder / "report.md").is_file()]
+    report = latest_report.folder(layout) / "report.md"
+    old = no_new_report(outcome)
     if numbers.is_file() and (rows := result_rows(json.loads(numbers.read_text("utf-8")))):
         create_table_artifact(key=f"{key}-numbers", table=rows,
-                              description=f"Numbers of {name}: mean ± deviation over seeds, x 100")
+                              description=f"Numbers of {name}{', of an earlier run' if old else ''}: mean ± deviation "
+                                          "over seeds, x 100")
     text = []
     if outcome.failed:
         text.append(f"**Failed.** {outcome.message}\n")
@@ -36,12 +38,22 @@ def publish(study: Path, name: str, outcome: Outcome, registered: list[str], par
         text.append("## Registered\n\n" + "\n".join(f"- {line}" for line in registered) + "\n")
     if links := runs.mlflow_links(name, parent_run):
         text.append("## MLflow\n\n" + "\n".join(f"- {link}" for link in links) + "\n")
-    if why := outcome.left_out.get("report"):
-        text.append(f"**No new report:** it {why}. The whole study writes one; a profile names a smaller study.\n")
-    if reports:
-        text.append(with_pictures(reports[0].read_text(encoding="utf-8"), [reports[0].parent]))
+    if old:
+        below = " What follows is of an earlier run." if report.is_file() else ""
+        text.append(f"**No new report:** {old}.{below}\n")
+    if report.is_file():
+        text.append(with_pictures(report.read_text(encoding="utf-8"), [report.parent]))
     if text:
         create_markdown_artifact(key=f"{key}-results", markdown="\n".join(text), description=f"Results of {name}")
+
+
+def no_new_report(outcome: Outcome) -> str:
+    """Why the run wrote no report, where it should have; else empty."""
+    if why := outcome.left_out.get("report"):
+        return f"it {why}. The whole study writes one; a profile names a smaller study"
+    if by := outcome.blocked.get("report"):
+        return f"it is blocked by {by}"
+    return "its stage failed" if "report" in outcome.failed else ""
 
 
 def stage_rows(outcome: Outcome) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from kdcore import config, strict
 from kdcore.data.prepared import PreparedInfo, SplitInfo
 from kdcore.layout import Layout
-from kdcore.lineage import hash_folder
+from kdcore.lineage import hash_folder, record_key
 from tests.tiny import save_tiny
 
 ROWS = 200
@@ -63,8 +63,8 @@ def write_study(layout: Layout, pair: bool = True, labels: tuple[str, ...] | Non
     _evaluate(layout, about, method, quality or GOOD, tuple(models or {1: 11, 2: 12}))
     if latency:
         _write(layout.measured / f"evaluate@toy-{method}.json", {
-            "mlflow_run": "0" * 32, "seed-1": {"latency": {"batch_1": {"p50_ms": 3.2, "p95_ms": 4.1},
-                                                           "peak_memory_bytes": 1}}})
+            "seed-1": {"of": record_key({}), "latency": {"batch_1": {"p50_ms": 3.2, "p95_ms": 4.1},
+                                                             "peak_memory_bytes": 1}}})
     lock(layout)
 
 

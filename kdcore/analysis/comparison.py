@@ -7,7 +7,7 @@ from typing import Any
 from kdcore.analysis.measured import Measured
 from kdcore.analysis.results import OOD_MEAN, TEACHER, Column, DatasetResults
 from kdcore.analysis.statistics import FEWEST_SEEDS, Difference
-from kdcore.analysis.tables import NAMES, Table, interval, percent, probability
+from kdcore.analysis.tables import NAMES, Table, interval, percent, plain, probability
 
 NOT_MEASURED = "not measured"
 NO_NUMBER = "-"
@@ -147,7 +147,7 @@ def notes(results: DatasetResults) -> list[str]:
     """What a reader must know of the numbers: where rows come from, and every reason to doubt a number."""
     info = results.info
     said = [f"`{name}`: {split.rows:,} rows ({'out of domain' if split.role == 'ood' else split.role}"
-            f"{', without labels here' if split.hidden else ''}){f'; {split.note}' if split.note else ''}"
+            f"{', without labels here' if split.hidden else ''}){f'; {plain(split.note)}' if split.note else ''}"
             for name, split in info.splits.items()]
     return said + doubts(results)
 
@@ -170,7 +170,7 @@ def doubts(results: DatasetResults) -> list[str]:
                       for run in system.runs.values() if "check" in run["training"]), None):
         weak = "" if check["teacher"] > check["constant"] else "**The teacher is no better than a constant answer.** "
         alone = ", ".join(f"{100 * score:.1f}" for score in check.get("members", ()))
-        said.append(f"{weak}Always answering {check['answer']} scores {100 * check['constant']:.1f} on "
+        said.append(f"{weak}Always answering {plain(str(check['answer']))} scores {100 * check['constant']:.1f} on "
                     f"`{check['split']}`, the teacher {100 * check['teacher']:.1f}"
                     f"{f' (its members {alone})' if alone else ''}.")
     said += [f"**{name} was not evaluated** and is missing from the tables." for name in results.missing]
@@ -182,8 +182,8 @@ def doubts(results: DatasetResults) -> list[str]:
         for run, content in system.runs.items():
             for warning in content["training"].get("warnings", ()):
                 warned.setdefault(warning, []).append(run)
-        said += [f"{name} ({', '.join(runs)}): {warning}" for warning, runs in warned.items()]
-    return said + [str(warning) for warning in info.warnings]
+        said += [f"{name} ({', '.join(runs)}): {plain(warning)}" for warning, runs in warned.items()]
+    return said + [plain(str(warning)) for warning in info.warnings]
 
 
 def selection(results: DatasetResults) -> str:

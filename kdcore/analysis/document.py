@@ -16,7 +16,7 @@ from kdcore.analysis.provenance import provenance
 from kdcore.analysis.repetitions import repeated_selections
 from kdcore.analysis.results import OOD_MEAN, TEACHER, Column, DatasetResults
 from kdcore.analysis.statistics import LEVEL, RESAMPLES
-from kdcore.analysis.tables import NAMES, markdown
+from kdcore.analysis.tables import NAMES, markdown, plain
 from kdcore.config import Published
 from kdcore.evaluation.metrics import PROBABILITY_SUM, PROTOCOL
 
@@ -178,7 +178,7 @@ def _section(results: DatasetResults, everything: Sequence[DatasetResults]) -> l
 def _setting(results: DatasetResults, everything: Sequence[DatasetResults]) -> str:
     """Who learned what from whom, in a few sentences."""
     info = results.info
-    what = f"classes {', '.join(info.labels)}" if info.labels else "a score"
+    what = f"classes {', '.join(map(plain, info.labels))}" if info.labels else "a score"
     train = info.splits[info.train]
     rows = f"{train.rows:,} training rows"
     if train.unlabelled:
@@ -186,7 +186,7 @@ def _setting(results: DatasetResults, everything: Sequence[DatasetResults]) -> s
                 f"({train.unlabelled / train.rows:.0%}), which methods without a teacher leave out")
     said = [f"{rows}, {what}; at most {info.max_length} tokens. {selection(results)}."]
     if train.note:
-        said.append(f"Training rows: {train.note}.")
+        said.append(f"Training rows: {plain(train.note)}.")
     if TEACHER in results.systems:
         said.append(f"Teacher: {_training(results.systems[TEACHER].runs[TEACHER]['training'])}.")
     alike: dict[str, list[str]] = {}

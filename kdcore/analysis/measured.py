@@ -1,4 +1,8 @@
-"""What is true of one machine and moment: times, memory, the runs in MLflow. No part of a study's outs."""
+"""What is true of one machine and moment: times, memory, the runs in MLflow. No part of a study's outs.
+
+Measurements stay where they are when DVC brings models of other settings back from its cache. So each says of which
+model it is, and counts for no other.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,6 +14,10 @@ from typing import Any
 from kdcore.analysis.results import TEACHER
 from kdcore.errors import UserError
 from kdcore.layout import Layout
+from kdcore.lineage import record_key
+
+Records = Mapping[str, Mapping[str, Any]]
+"""How the models of a system came about, by run name."""
 
 
 @dataclass(frozen=True)
@@ -29,28 +37,28 @@ class Measured:
         return self.costs.get((dataset, system), {})
 
 
-def costs(layout: Layout, dataset: str, system: str) -> dict[str, Any]:
+def costs(layout: Layout, dataset: str, system: str, records: Records) -> dict[str, Any]:
     """This machine's measurements of a system, absent ones left out: `latency` of its first seed, and seconds of
     training, `epoch_seconds` of an epoch and `train_seconds` of a whole run.
 
     Seconds are medians, of the epochs of all seeds and of seeds: work beside a training slows some of it down.
     """
     found: dict[str, Any] = {}
-    for run in _read(layout.measured / f"evaluate@{dataset}-{system}.json").values():
-        if isinstance(run, dict) and "latency" in run:
+    for run in _read(layout.measured / f"evaluate@{dataset}-{system}.json", records).values():
+        if "latency" in run:
             found.setdefault("latency", run["latency"])
-    return found | _seconds([run for run in _training(layout, dataset, system).values() if isinstance(run, dict)])
+    return found | _seconds(list(_training(layout, dataset, system, records).values()))
 
 
-def runs(layout: Layout, dataset: str, system: str) -> dict[str, str]:
+def runs(layout: Layout, dataset: str, system: str, records: Records) -> dict[str, str]:
     """The MLflow runs of a system's trainings, by run name."""
-    return {name: run["mlflow_run"] for name, run in _training(layout, dataset, system).items()
-            if isinstance(run, dict) and "mlflow_run" in run}
+    return {name: run["mlflow_run"] for name, run in _training(layout, dataset, system, records).items()
+            if "mlflow_run" in run}
 
 
-def _training(layout: Layout, dataset: str, system: str) -> dict[str, Any]:
+def _training(layout: Layout, dataset: str, system: str, records: Records) -> dict[str, dict[str, Any]]:
     stage = f"teacher@{dataset}" if system == TEACHER else f"distill@{dataset}-{system}"
-    return _read(layout.measured / f"{stage}.json")
+    return _read(layout.measured / f"{stage}.json", records)
 
 
 def _seconds(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -61,7 +69,8 @@ def _seconds(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {name: median(values) for name, values in seconds.items() if values}
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, records: Records) -> dict[str, dict[str, Any]]:
+    """What was measured of these models, by run name."""
     if not path.is_file():
         return {}
     try:
@@ -71,4 +80,5 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{path} holds {type(content).__name__}, expected a mapping; delete it, it holds measurements "
                         "only")
-    return content
+    known = {record_key(record) for record in records.values()}
+    return {name: run for name, run in content.items() if isinstance(run, dict) and run.get("of") in known}

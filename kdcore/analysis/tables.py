@@ -4,6 +4,8 @@ A table that would be wider than the terminal is cut into several with the same 
 ever wrapped or cut off.
 """
 
+import html
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +19,8 @@ from kdcore.analysis.statistics import Difference, Summary
 WIDTH = 99
 """Characters a printed line may have."""
 
+_SPECIAL = re.compile(r"[\\`*\[\]]|(?<!\w)_|_(?!\w)")
+"""What Markdown takes for its own; an underscore within a word is none."""
 _GAP = 2  # between columns: one of padding, one of the divider
 
 NAMES = {"accuracy": "acc", "f1": "F1", "macro_f1": "macro F1", "matthews": "MCC", "pearson": "Pearson",
@@ -59,6 +63,17 @@ def interval(difference: Difference) -> str:
 def probability(p: float | None) -> str:
     """A p-value with three decimals; empty where nothing was tested."""
     return "" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def plain(text: str) -> str:
+    """Words of the user's own, labels and notes, as Markdown shows them unchanged."""
+    return _SPECIAL.sub(r"\\\g<0>", text).replace("<", "&lt;")
+
+
+def as_text(line: str) -> str:
+    """A line of Markdown as a terminal shows it."""
+    bare = re.sub(r"(?<!\\)(\*\*|`)", "", line)
+    return html.unescape(re.sub(rf"\\({_SPECIAL.pattern})", r"\1", bare))
 
 
 def markdown(table: Table) -> str:

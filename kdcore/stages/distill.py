@@ -21,6 +21,7 @@ from kdcore.errors import UserError
 from kdcore.export import RECORD, export
 from kdcore.features import LOGITS, FeatureKey
 from kdcore.layout import Layout
+from kdcore.lineage import record_key
 from kdcore.method_config import MethodConfig, MethodEntry
 from kdcore.models.initialise import FROM_TEACHER, RANDOM, build_student
 from kdcore.models.loading import dims, load_tokenizer
@@ -238,8 +239,11 @@ class Work:
 
     def write_measured(self, places: dict[str, Path]) -> None:
         """Join the seeds' measurements with the teacher's training time."""
-        content = {name: json.loads((place / "measured.json").read_text(encoding="utf-8"))
-                   for name, place in places.items()}
+        content = {}
+        for name, place in places.items():
+            record = self.layout.student(self.dataset, self.method) / name / RECORD
+            content[name] = (json.loads((place / "measured.json").read_text(encoding="utf-8"))
+                             | {"of": record_key(json.loads(record.read_text(encoding="utf-8")))})
         path = self.layout.measured / f"teacher@{self.dataset}.json"
         teachers = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         if seconds := sum(trained.get("train_seconds", 0.0) for trained in teachers.values()):

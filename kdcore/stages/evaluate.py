@@ -36,6 +36,7 @@ from kdcore.evaluation.ood import collapse
 from kdcore.evaluation.systems import System, Which, load
 from kdcore.export import RECORD
 from kdcore.layout import Layout
+from kdcore.lineage import record_key
 from kdcore.teacher_folder import models
 from kdcore.tracking import Run
 
@@ -67,7 +68,7 @@ def run(study: config.Study, layout: Layout, dataset: str, method: str) -> None:
             system = load(folder, prepared, which, study.evaluation.batch_size)
             metrics[name], files = _evaluate(system, prepared, study.evaluation.submission, scratch, name)
             runs[name] = {"size": system.size, "training": training, "submission": files}
-            measured[name] = {"evaluation_seconds": time.perf_counter() - start}
+            measured[name] = {"of": record_key(training), "evaluation_seconds": time.perf_counter() - start}
             if study.evaluation.latency and (latency := system.latency()):
                 measured[name]["latency"] = latency
             tracked.log(0, {f"{split}/{metric}": value for split, values in metrics[name].items()

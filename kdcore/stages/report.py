@@ -20,7 +20,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from kdcore import config, tracking_store
+from kdcore import config, latest_report, tracking_store
 from kdcore.analysis import comparison, document, overview_plots, page, plots
 from kdcore.analysis import measured as measurements
 from kdcore.analysis.exhibits import INDEX, Exhibits, write_csv
@@ -29,7 +29,7 @@ from kdcore.analysis.overviews import Overview
 from kdcore.analysis.repetitions import repeated_selections
 from kdcore.analysis.results import OOD_MEAN, TEACHER, DatasetResults
 from kdcore.analysis.statistics import FEWEST_SEEDS
-from kdcore.analysis.tables import WIDTH, show
+from kdcore.analysis.tables import WIDTH, as_text, show
 from kdcore.evaluation import submission
 from kdcore.evaluation.metrics import selection_score
 from kdcore.layout import Layout
@@ -92,6 +92,7 @@ def _write_here(content: document.Content, layout: Layout, measured: Measured) -
         text = document.report(content, measured)
         (layout.measured / PAGE).write_text(page.page(text, [layout.measured, layout.report]), encoding="utf-8")
         (layout.measured / MARKDOWN).write_text(page.beside(text, layout.measured, layout.report), encoding="utf-8")
+        latest_report.mark(layout)
         tracked.artifact(layout.measured / PAGE)
         tracked.artifact(layout.report)
 
@@ -121,9 +122,10 @@ def _analyses(everything: Sequence[DatasetResults], layout: Layout, folder: Path
 
 
 def _measured(everything: Sequence[DatasetResults], layout: Layout) -> Measured:
-    systems = [(results.info.name, name) for results in everything for name in results.systems]
-    return Measured({key: measurements.costs(layout, *key) for key in systems},
-                    {key: measurements.runs(layout, *key) for key in systems},
+    records = {(results.info.name, name): {run: content["training"] for run, content in system.runs.items()}
+               for results in everything for name, system in results.systems.items()}
+    return Measured({key: measurements.costs(layout, *key, own) for key, own in records.items()},
+                    {key: measurements.runs(layout, *key, own) for key, own in records.items()},
                     locked_outputs(layout.study), str(revision(layout.study)), tracking_store.uri())
 
 
@@ -154,7 +156,7 @@ def _print(everything: Sequence[DatasetResults], measured: Measured) -> None:
 
 def _say(line: str) -> None:
     """Print a line of Markdown within the width of the tables."""
-    print(textwrap.fill(line.replace("**", "").replace("`", ""), WIDTH, subsequent_indent="  ", break_long_words=False))
+    print(textwrap.fill(as_text(line), WIDTH, subsequent_indent="  ", break_long_words=False))
 
 
 def _submissions(everything: Sequence[DatasetResults], folder: Path) -> list[str]:

@@ -29,6 +29,7 @@ from kdcore.evaluation.metrics import score, selection_score
 from kdcore.evaluation.predict import predict
 from kdcore.export import RECORD, export, write_record
 from kdcore.layout import Layout
+from kdcore.lineage import record_key
 from kdcore.losses import label_loss
 from kdcore.methods import finetune
 from kdcore.models.loading import dims, load_described, load_finetuned, load_tokenizer
@@ -82,13 +83,14 @@ def run(study: config.Study, layout: Layout, dataset: str) -> None:
             _describe_average(how, finished, prepared, whole)
         else:
             whole = finished[0]
-        check = json.loads((whole / RECORD).read_text(encoding="utf-8"))["check"]
+        described = json.loads((whole / RECORD).read_text(encoding="utf-8"))
+        check = described["check"]
         remedy = (f"check whether ids and class names of the {answers.description} mean what those of the dataset mean"
                   if answers else f"change datasets.{dataset}.teacher (epochs, learning_rate) or the model")
         _refuse_weak(check, prepared.info, study.gate.allow_weak, remedy)
         members = {member_name(place): path for place, path in enumerate(finished)} if len(finished) > 1 else {}
         scratch.publish({".": whole} | members, layout.teacher(dataset), folder / "publishing")
-        _write_measured(layout.measured / f"teacher@{dataset}.json", places)
+        _write_measured(layout.measured / f"teacher@{dataset}.json", places, record_key(described))
         for path in folder.iterdir():
             if path.is_dir() and not (members and path in places):
                 shutil.rmtree(path)
@@ -255,11 +257,10 @@ def _refuse_weak(check: dict[str, Any], info: PreparedInfo, allowed: bool, remed
     print(f"warning: {message}; gate.allow_weak is true, so it is used")
 
 
-def _write_measured(path: Path, places: Sequence[Path]) -> None:
+def _write_measured(path: Path, places: Sequence[Path], of: str) -> None:
     """What was measured of each training; nothing where nothing was trained."""
-    found = [json.loads((place / "measured.json").read_text(encoding="utf-8")) for place in places]
-    content = {member_name(number): measured["teacher"] for number, measured in enumerate(found)}
-    if len(found) == 1:
-        content = found[0]
+    found = [json.loads((place / "measured.json").read_text(encoding="utf-8"))["teacher"] for place in places]
+    names = [member_name(number) for number in range(len(found))] if len(found) > 1 else ["teacher"]
+    content = {name: measured | {"of": of} for name, measured in zip(names, found, strict=False)}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

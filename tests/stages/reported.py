@@ -8,6 +8,7 @@ import pytest
 
 from kdcore import config
 from kdcore.layout import Layout
+from kdcore.lineage import record_key
 from kdcore.stages import report
 from tests.analysis.evaluations import write_study
 from tests.evaluation import synthetic
@@ -43,3 +44,24 @@ def run(layout: Layout, **selection: tuple[str, ...]) -> str:
 def numbers(layout: Layout) -> dict[str, Any]:
     """The report as `results.json` has it."""
     return json.loads((layout.report / "results.json").read_text())
+
+
+def measure(layout: Layout, stage: str, runs: dict[str, dict[str, Any]]) -> None:
+    """Write what a stage of `movies` measured, by run name: of the models that were evaluated."""
+    method = stage.partition("-")[2] or "teacher"
+    context = json.loads((layout.evaluation("movies", method) / "context.json").read_text())
+    content = {run: values | {"of": record_key(context["runs"][run]["training"])} for run, values in runs.items()}
+    layout.measured.mkdir(parents=True, exist_ok=True)
+    (layout.measured / f"{stage}.json").write_text(json.dumps(content))
+
+
+def edit_trainings(layout: Layout, dataset: str, system: str, **changes: Any) -> None:
+    """Change what the records of a system's trainings say."""
+    path = layout.evaluation(dataset, system) / "context.json"
+    content = json.loads(path.read_text())
+    for found in content["runs"].values():
+        training = found["training"]
+        training |= {key: value for key, value in changes.items() if key != "keep"}
+        if "keep" in changes:
+            training["phases"][-1]["keep"] = changes["keep"]
+    path.write_text(json.dumps(content))

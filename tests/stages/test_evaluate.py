@@ -16,6 +16,7 @@ from kdcore.errors import UserError
 from kdcore.evaluation.metrics import PROTOCOL
 from kdcore.evaluation.submission import TASKS
 from kdcore.layout import Layout
+from kdcore.lineage import record_key
 from kdcore.stages import evaluate, prepare
 from tests.evaluation.synthetic import NLI, SENTIMENT, export, split, study, write_study
 
@@ -103,6 +104,7 @@ def test_latency_of_every_seed_goes_to_the_measurements_only(layout):
     for seed in ("seed-1", "seed-2"):
         assert measured[seed]["latency"]["batch_1"]["p50_ms"] > 0
         assert measured[seed]["evaluation_seconds"] > 0
+        assert measured[seed]["of"] == record_key(read(layout.student("toy", "finetune") / seed / "training.json"))
     for path in layout.evaluation("toy", "finetune").glob("*.json"):
         assert "p50_ms" not in path.read_text()
         assert "seconds" not in path.read_text()

@@ -1,5 +1,6 @@
 """The stage `report`: what it says, that it stays the same, and that it says nothing it does not know."""
 
+import html
 import itertools
 import json
 import shutil
@@ -9,7 +10,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from kdcore import config
+from kdcore import config, latest_report
 from kdcore.analysis.exhibits import Exhibit, Exhibits
 from kdcore.data.assemble import _eval_rows
 from kdcore.data.checks import Rows
@@ -21,7 +22,7 @@ from kdcore.stages import evaluate, report
 from tests.analysis.evaluations import SPLITS, info_of, write, write_study
 from tests.evaluation import synthetic
 from tests.evaluation.synthetic import SENTIMENT, split
-from tests.stages.reported import LATENCY, numbers, run, study
+from tests.stages.reported import LATENCY, edit_trainings, measure, numbers, run, study
 
 pytest_plugins = ("tests.stages.reported",)
 pytestmark = pytest.mark.usefixtures("few_resamples")
@@ -103,8 +104,7 @@ def test_outs_are_the_same_bytes_every_time(layout):
 
     run(layout)
     first = outs()
-    layout.measured.mkdir(parents=True, exist_ok=True)
-    (layout.measured / "evaluate@movies-finetune.json").write_text(json.dumps({"seed-1": {"latency": LATENCY}}))
+    measure(layout, "evaluate@movies-finetune", {"seed-1": {"latency": LATENCY}})
     run(layout)
     assert outs() == first, "measurements must not leak into the report"
     assert {str(name) for name in first} == {"report.md", "report.html", "results.json", "scores.csv", "cost.png",
@@ -149,9 +149,9 @@ def test_the_page_is_the_report_and_what_this_machine_knows_lies_beside_it(layou
     assert "latency" not in page.replace("Latency and training time are no part", "").replace(
         "latency, training time\n", "")
     assert f"`{hash_folder(layout.evaluation('movies', 'finetune'))[:12]}`" in text
-    (layout.measured / "distill@movies-rail_kd_l.json").write_text(json.dumps(
-        {"seed-1": {"epoch_seconds": [9.0, 10.0], "mlflow_run": "0123456789abcdef"}}))
-    (layout.measured / "evaluate@movies-rail_kd_l.json").write_text(json.dumps({"seed-1": {"latency": LATENCY}}))
+    measure(layout, "distill@movies-rail_kd_l",
+            {"seed-1": {"epoch_seconds": [9.0, 10.0], "mlflow_run": "0123456789abcdef"}})
+    measure(layout, "evaluate@movies-rail_kd_l", {"seed-1": {"latency": LATENCY}})
     (layout.study / "dvc.lock").write_text("stages: {distill@movies-rail_kd_l: {outs: [{path: "
                                            "artifacts/student/movies/rail_kd_l, md5: fedcba9876543210.dir}]}}\n")
     run(layout)
@@ -162,6 +162,39 @@ def test_the_page_is_the_report_and_what_this_machine_knows_lies_beside_it(layou
     assert "![Quality against cost](cost.png)" in here
     assert "(../report/curves/movies.png)" in here
     assert "4.2 / 5.1" in (layout.measured / "report.html").read_text()
+
+
+def test_what_was_measured_of_other_models_is_left_out(layout):
+    """As when DVC brings back students of earlier settings, whose measurements nothing brings back."""
+    measure(layout, "distill@movies-rail_kd_l", {"seed-1": {"epoch_seconds": [9.0, 10.0], "mlflow_run": "0123456789a"}})
+    measure(layout, "evaluate@movies-rail_kd_l", {"seed-1": {"latency": LATENCY}})
+    edit_trainings(layout, "movies", "rail_kd_l", learning_rate=9.0)
+    run(layout)
+    here = (layout.measured / "report.md").read_text()
+    assert "0123456789a" not in here
+    assert "4.2 / 5.1" not in here
+
+
+def test_the_report_with_measurements_is_shown_while_it_is_of_these_numbers(layout):
+    run(layout)
+    assert latest_report.folder(layout) == layout.measured
+    (layout.report / "results.json").write_text("{}")  # DVC restored another report
+    assert latest_report.folder(layout) == layout.report
+
+
+@pytest.mark.parametrize("label", ["1*", "*2*", "_x_", "a_b", "[x](javascript:alert(1))", "![y](http://example.org/x.png)",
+                                   "<b>", "c\\d", "`q`"])
+def test_words_of_the_user_are_shown_as_they_are(label, tmp_path, capsys):
+    labels = (label, "2*")
+    splits = tuple(replace(about, labels=labels, note=about.note and label) for about in SPLITS)
+    layout, _ = write_study(tmp_path, labels=labels, splits=splits)
+    run(layout)
+    page = html.unescape((layout.report / "report.html").read_text())
+    assert f"classes {label}, 2*;" in page
+    assert f"500 rows (report); {label}" in page
+    assert 'href="javascript:' not in page
+    assert 'src="http' not in page
+    assert "\\*" not in capsys.readouterr().out
 
 
 def test_the_study_may_ask_its_own_question(layout):

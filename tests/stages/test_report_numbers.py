@@ -1,12 +1,11 @@
 """The stage `report`: means, deviations and differences in its tables."""
 
-import json
 
 import pytest
 
 from tests.analysis.evaluations import SPLITS, write_study
 from tests.evaluation.synthetic import NLI, SENTIMENT, split
-from tests.stages.reported import LATENCY, METHODS, numbers, run
+from tests.stages.reported import LATENCY, METHODS, measure, numbers, run
 
 pytest_plugins = ("tests.stages.reported",)
 pytestmark = pytest.mark.usefixtures("few_resamples")
@@ -56,14 +55,13 @@ def test_means_are_there_for_dvc_to_plot(layout):
 
 
 def test_the_printed_tables_fit_and_join_what_was_measured(layout, capsys):
-    layout.measured.mkdir(parents=True, exist_ok=True)
-    for name, content in {"evaluate@movies-rail_kd_l": {"seed-1": {"latency": LATENCY}, "mlflow_run": "abc"},
+    for name, content in {"evaluate@movies-rail_kd_l": {"seed-1": {"latency": LATENCY}},
                           "teacher@movies": {"teacher": {"epoch_seconds": [30.0, 20.0], "train_seconds": 50.0}},
                           "distill@movies-rail_kd_l": {
                               "seed-1": {"epoch_seconds": [9.0, 10.0, 11.0], "train_seconds": 30.0},
                               "seed-2": {"epoch_seconds": [15.0, 9.0, 10.0], "train_seconds": 34.0},
                               "seed-3": {"epoch_seconds": [15.0, 10.0, 90.0], "train_seconds": 115.0}}}.items():
-        (layout.measured / f"{name}.json").write_text(json.dumps(content))
+        measure(layout, name, content)
     run(layout)
     printed = capsys.readouterr().out
     assert max(map(len, printed[:printed.index("The whole report")].splitlines())) < 100

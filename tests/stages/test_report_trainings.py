@@ -5,22 +5,10 @@ import json
 import pytest
 
 from tests.analysis.evaluations import SPLITS, write_study
-from tests.stages.reported import numbers, run
+from tests.stages.reported import edit_trainings, numbers, run
 
 pytest_plugins = ("tests.stages.reported",)
 pytestmark = pytest.mark.usefixtures("few_resamples")
-
-
-def edit_trainings(layout, dataset, system, **changes):
-    """Change what the records of a system's trainings say."""
-    path = layout.evaluation(dataset, system) / "context.json"
-    content = json.loads(path.read_text())
-    for found in content["runs"].values():
-        training = found["training"]
-        training |= {key: value for key, value in changes.items() if key != "keep"}
-        if "keep" in changes:
-            training["phases"][-1]["keep"] = changes["keep"]
-    path.write_text(json.dumps(content))
 
 
 def test_the_last_weights_are_not_said_to_be_selected(tmp_path):

@@ -10,6 +10,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from kdcore import config
 from kdcore.data.prepared import Prepared
 from kdcore.errors import UserError
+from kdcore.lineage import record_key
 from kdcore.stages import teacher
 from tests.stages.small_study import small_study
 from tests.training import problem
@@ -36,6 +37,7 @@ def test_a_good_teacher_is_published(tmp_path: Path) -> None:
         assert model(**words).logits.argmax(dim=1).tolist() == [1, 0]
     measured = json.loads((layout.measured / "teacher@toy.json").read_text())["teacher"]
     assert measured["train_seconds"] > 0
+    assert measured["of"] == record_key(json.loads((layout.teacher("toy") / "training.json").read_text()))
     assert len(measured["epoch_seconds"]) == 12
     assert not (layout.scratch / "teacher-toy").exists()
     assert (layout.logs / "teacher@toy.jsonl").is_file()

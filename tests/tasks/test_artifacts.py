@@ -1,5 +1,9 @@
 """What the flow run's page is given."""
 
+import json
+
+import pytest
+
 from kdcore import layout
 from tasks import artifacts, runs
 from tasks.artifacts import artifact_key, publish, result_rows, stage_rows
@@ -29,6 +33,23 @@ def test_a_flow_that_writes_no_report_says_why(tmp_path, monkeypatch):
     monkeypatch.setattr(artifacts, "create_table_artifact", lambda **about: None)
     publish(tmp_path, "tiny", Outcome(left_out={"report": "needs analyse@cola and 59 more, not selected"}), [], None)
     assert "**No new report:** it needs analyse@cola and 59 more, not selected." in given["markdown"]
+
+
+@pytest.mark.parametrize(("outcome", "why"), [
+    (Outcome(blocked={"report": "distill@rte-pkd"}), "it is blocked by distill@rte-pkd"),
+    (Outcome(failed={"report": "report failed: x"}), "its stage failed")])
+def test_a_report_of_an_earlier_run_is_named_so(tmp_path, monkeypatch, outcome, why):
+    given = {}
+    monkeypatch.setattr(artifacts, "create_markdown_artifact", lambda **about: given.update(about))
+    monkeypatch.setattr(artifacts, "create_table_artifact", lambda **about: given.update({about["key"]: about}))
+    folder = layout.Layout(tmp_path).report
+    folder.mkdir(parents=True)
+    (folder / "report.md").write_text("# Old")
+    (folder / "results.json").write_text(json.dumps(
+        {"datasets": {"rte": {"systems": {"kd": {"metrics": {"acc": {"mean": 0.5, "sd": None}}}}}}}))
+    publish(tmp_path, "tiny", outcome, [], None)
+    assert f"**No new report:** {why}. What follows is of an earlier run.\n\n# Old" in given["markdown"]
+    assert given["tiny-numbers"]["description"].startswith("Numbers of tiny, of an earlier run:")
 
 
 def test_the_message_names_the_first_failure_first():
