@@ -33,6 +33,7 @@ CHECKPOINT = "kdflow.checkpoint"
 REQUIREMENTS = ("mlflow", "torch", "transformers", "safetensors")
 DESCRIPTION = 5000
 """Characters that MLflow's databases keep of one."""
+CUT = "\n\n... The whole card: `evaluation/model_card.md` among the artifacts of the run."
 SERVED_CODE = Path(__file__).with_name("serving.py")
 
 
@@ -76,7 +77,10 @@ def register(study: config.Study, layout: Layout, dataset: str, method: str, see
         else:
             for key, value in _tags(candidate).items():
                 client.set_model_version_tag(name, version, key, value)
-        client.update_model_version(name, version, model_card.of_version(candidate)[:DESCRIPTION])
+        card = model_card.of_version(candidate)
+        if len(card) > DESCRIPTION:
+            card = f"{card[:DESCRIPTION - len(CUT)]}{CUT}"
+        client.update_model_version(name, version, card)
         _alias(client, name, version)
         return Registered(name, version, aliases(client, name).get(version, ()), new)
 

@@ -51,7 +51,7 @@ def initialise(folder: Path, params: Mapping[str, Any] | Path, code: Path = ROOT
     """Make a study folder: settings, pipeline, `data/` and DVC project.
 
     Args:
-        folder: where; may exist, but holds no `params.yaml` yet.
+        folder: where; may exist, but holds no `params.yaml` and nothing of DVC yet.
         params: settings, or a `params.yaml` to start from; its key `code` is set to fit the folder.
         code: the checkout whose pipeline the study runs.
         cache: where DVC keeps all versions of all outs; default is the checkout's.
@@ -62,6 +62,9 @@ def initialise(folder: Path, params: Mapping[str, Any] | Path, code: Path = ROOT
     """
     if (folder / "params.yaml").exists():
         raise UserError(f"{folder} already is a study; delete its params.yaml or choose another folder")
+    for name in ("dvc.yaml", "dvc.lock", ".dvc", ".dvcignore"):
+        if os.path.lexists(folder / name):
+            raise UserError(f"{folder} holds {name} already, so another DVC project lives there; choose another folder")
     content = strict.read_yaml(params) if isinstance(params, Path) else dict(params)
     return _write(folder, content, code, cache, git, header="")
 
@@ -172,12 +175,12 @@ def _dvc_project(folder: Path, cache: Path, git: bool) -> None:
 
 def _cache(study: Path) -> Path | None:
     """The cache that a study uses, when its DVC project names one."""
-    settings = study / ".dvc" / "config"
-    if settings.is_file():
-        for line in settings.read_text(encoding="utf-8").splitlines():
-            key, _, value = line.partition("=")
-            if key.strip() == "dir":
-                return (study / ".dvc" / value.strip()).resolve()
+    for settings in (study / ".dvc" / "config.local", study / ".dvc" / "config"):
+        if settings.is_file():
+            for line in settings.read_text(encoding="utf-8").splitlines():
+                key, _, value = line.partition("=")
+                if key.strip() == "dir":
+                    return (study / ".dvc" / value.strip()).resolve()
     return None
 
 

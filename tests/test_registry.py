@@ -92,6 +92,25 @@ def test_a_registered_pair_model_says_all_that_one_needs(store: Store) -> None:
     assert "dvc repro distill@toy-rail_kd_l" in version.description
 
 
+def test_a_card_that_is_too_long_says_where_the_whole_one_is(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "DESCRIPTION", 300)
+    toy.write_study(store.layout)
+    version = register(store).version
+    text = tracking_store.connect().get_model_version(NAME, version).description
+    assert len(text) == 300
+    assert text.endswith("The whole card: `evaluation/model_card.md` among the artifacts of the run.")
+
+
+def test_latency_of_other_students_is_not_told(store: Store) -> None:
+    """As when DVC brought back students of earlier settings."""
+    toy.write_study(store.layout)
+    record = store.layout.student("toy", "rail_kd_l") / "seed-1" / "training.json"
+    record.write_text('{"learning_rate": 1}')
+    toy.lock(store.layout)
+    version = register(store).version
+    assert "latency not measured" in tracking_store.connect().get_model_version(NAME, version).description
+
+
 def test_a_teacher_that_is_no_single_model_is_told(store: Store) -> None:
     toy.write_study(store.layout)
     (store.layout.student("toy", "rail_kd_l") / "seed-1" / "training.json").write_text(

@@ -52,6 +52,17 @@ def test_studies_share_a_cache(mine, tmp_path):
     assert (mine / done.stdout.strip()).resolve() == (tmp_path / "cache").resolve()
 
 
+@pytest.mark.parametrize("name", ["dvc.yaml", "dvc.lock", ".dvc/config", ".dvcignore"])
+def test_another_dvc_project_is_left_as_it_is(name, mine, tmp_path):
+    theirs = tmp_path / "theirs" / name
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("of somebody else")
+    with pytest.raises(UserError, match=rf"theirs holds {name.split('/')[0]} already, so another DVC project"):
+        study.initialise(tmp_path / "theirs", mine / "params.yaml")
+    assert theirs.read_text() == "of somebody else"
+    assert not (tmp_path / "theirs" / "params.yaml").exists()
+
+
 def test_an_existing_study_is_not_overwritten(mine):
     with pytest.raises(UserError, match=r"mine already is a study; delete its params\.yaml"):
         study.initialise(mine, ROOT / "params.yaml")
