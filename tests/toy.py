@@ -2,7 +2,7 @@
 
 A stage prints a line, waits, fails if it was told to, and writes its out: the text of its inputs and its name.
 How it behaves stands in `behaviour.json`, which no stage depends on. Each start is noted in `starts.txt`, which is
-no out, so that tests can count what really ran.
+no out, so that tests can count what really ran, and each end with its times in `spans.txt`.
 """
 
 import json
@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections import Counter
 from copy import copy, deepcopy
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,8 +28,8 @@ given = [os.environ.get(variable) for variable in ("OMP_NUM_THREADS", "CUDA_VISI
 with open("starts.txt", "a") as starts:
     print(name, os.getpid(), *given, file=starts)
 print(f"{name} begins", flush=True)
-deadline = time.monotonic() + seconds
-while time.monotonic() < deadline:
+begin = time.monotonic()
+while time.monotonic() - begin < seconds and not os.path.exists("go_on"):
     time.sleep(0.02)
 if name in fail:
     print(f"kdflow: {name} was told to fail", file=sys.stderr)
@@ -37,6 +38,8 @@ text = "".join(sorted(p.read_text() for i in inputs for p in pathlib.Path(i).rgl
 folder = pathlib.Path(out)
 folder.mkdir(parents=True, exist_ok=True)
 (folder / "out.txt").write_text(text[-200:] + name + "\\n")
+with open("spans.txt", "a") as spans:
+    print(name, begin, time.monotonic(), file=spans)
 """
 
 DVC = """\
@@ -139,6 +142,10 @@ class Toy:
         """Set how long stages take from now on, and which fail."""
         (self.folder / "behaviour.json").write_text(json.dumps([seconds, fail]))
 
+    def go_on(self) -> None:
+        """No stage waits any longer, not even those that have begun."""
+        (self.folder / "go_on").touch()
+
     def write(self) -> None:
         """Write the parameters down."""
         with (self.folder / "params.yaml").open("w") as file:
@@ -158,6 +165,12 @@ class Toy:
         """Stage, process, OMP_NUM_THREADS and CUDA_VISIBLE_DEVICES of each start."""
         path = self.folder / "starts.txt"
         return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+    def most_at_once(self) -> int:
+        """How many of the stages that have ended ran at the same time, at most."""
+        spans = [line.split()[1:] for line in (self.folder / "spans.txt").read_text().splitlines()]
+        changes = sorted(change for begin, end in spans for change in ((float(begin), 1), (float(end), -1)))
+        return max(accumulate(change for _, change in changes))
 
     def forget_starts(self) -> None:
         """Count from zero again."""
