@@ -55,13 +55,14 @@ def assemble(study: Path, name: str, data: Data, usable: int) -> Assembled:
     _check_names(name, parts)
     whole = parts
     chosen, further = _train_rows(name, parts[0], data)
-    more = unlabelled.read(study, name, data, like, further)
+    unchosen = unlabelled.read(study, name, data, like, further)
+    more = None if unchosen is None else unlabelled.choose(unchosen, data)
     parts = _select(name, [chosen, *parts[1:]], data)
     parts = [_eval_rows(part, data) if part.role != "train" else part for part in parts]
     extra = [more] if more else []
     answers = {}
     if data.teacher_files:
-        of_files = [part for part in extra if part.source != whole[0].source]
+        of_files = [unchosen] if unchosen and unchosen.source != whole[0].source else []
         answers = teacher_files.read(study, name, data.teacher_files, like.labels, [*whole, *of_files],
                                      [*parts, *extra])
     warnings = [*warnings, *(text for part in (*parts, *extra) for text in part.rows.warnings),

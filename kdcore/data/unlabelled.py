@@ -19,7 +19,7 @@ UNLABELLED = "unlabelled"
 
 
 def read(study: Path, name: str, data: Data, like: Columns, further: Part) -> Part | None:
-    """The rows that `data.unlabelled` names, as a part of their own; None where it names none.
+    """The rows that `data.unlabelled` names, as a part of their own, before any are drawn; None where it names none.
 
     Args:
         like: the dataset's columns.
@@ -41,7 +41,7 @@ def read(study: Path, name: str, data: Data, like: Columns, further: Part) -> Pa
             raise UserError(f"{setting} = {wanted.rows:,} is more than the {len(further):,} rows of {further.source} "
                             f"beyond train_rows = {data.train_rows:,}; lower one of them")
         part = replace(further.without_labels(), notes=("beyond train_rows", "their labels left out"))
-        return replace(_drawn(part, wanted.rows, data.seed), name=UNLABELLED)
+        return replace(part, name=UNLABELLED)
     if wanted.text_pair is not None and like.text_pair is None:
         raise UserError(f"{setting}.text_pair = {wanted.text_pair!r}, but rows of {name} are single texts; remove it")
     text, text_pair = wanted.text or like.text, wanted.text_pair or like.text_pair
@@ -50,16 +50,18 @@ def read(study: Path, name: str, data: Data, like: Columns, further: Part) -> Pa
                               may_hide=True))
     part = Part(UNLABELLED, "train", rows, wanted.file, like.labels,
                 notes=(f"whose column {like.label!r} is ignored",) if like.label in raw.unread else ())
-    if wanted.rows is None:
-        return part
-    if wanted.rows > len(part):
+    if wanted.rows is not None and wanted.rows > len(part):
         raise UserError(f"{setting}.rows = {wanted.rows:,} is more than the {len(part):,} rows of {wanted.file}; lower "
                         "it or remove it")
-    return _drawn(part, wanted.rows, data.seed)
+    return part
 
 
-def _drawn(part: Part, rows: int, seed: int) -> Part:
-    return part.choose(draw(len(part), rows, seed, UNLABELLED), f"drawn with seed {seed}")
+def choose(rows: Part, data: Data) -> Part:
+    """Those of them that train: a seeded part of the size that is asked for, else all."""
+    assert data.unlabelled is not None
+    if data.unlabelled.rows is None:
+        return rows
+    return rows.choose(draw(len(rows), data.unlabelled.rows, data.seed, UNLABELLED), f"drawn with seed {data.seed}")
 
 
 def join(train: Part, rows: Part) -> Part:

@@ -213,6 +213,21 @@ def test_ids_of_the_file_find_their_answers(tmp_path: Path, teacher: Path) -> No
     assert positive(prepared) == [0, 1, 2, 3, 50, 70, 60]
 
 
+def test_ids_are_those_of_the_file_whatever_is_drawn(tmp_path: Path, teacher: Path) -> None:
+    """A teacher that answered the whole file serves any part of it; unknown ids are told."""
+    texts: dict[str, str | bytes] = {MORE: "text\n" + "".join(f"plot {i}\n" for i in range(ROWS))}
+    files, few, whole = {"train": "data/a.csv", "unlabelled": "data/b.csv"}, [0, 1, 2, 3], list(range(ROWS))
+    wanted = {"file": MORE, "rows": 6}
+    prepared = prepare_study(answered(tmp_path / "all", teacher, wanted, files,
+                                      {"data/a.csv": few, "data/b.csv": whole}, texts))
+    drawn = [int(text.split()[1]) for text in column(prepared, "text")[4:]]
+    assert len(drawn) == 6
+    assert positive(prepared)[4:] == drawn
+    with pytest.raises(UserError, match=r"id '40' is that of no row \(1 such ids in the file\)"):
+        prepare_study(answered(tmp_path / "one", teacher, wanted, files,
+                               {"data/a.csv": few, "data/b.csv": [*whole, ROWS]}, texts))
+
+
 def test_the_training_splits_file_answers_its_further_rows(tmp_path: Path, teacher: Path) -> None:
     made = answered(tmp_path, teacher, 20, {"train": "data/a.csv"}, {"data/a.csv": list(range(ROWS))}, MANY,
                     train_rows=10)
