@@ -106,6 +106,7 @@ def _rows(path: Path, name: str, columns: Sequence[str], documents: Literal["par
             _check_columns(file.schema_arrow.names, columns, name)
             with _damage_told(name):
                 for batch in file.iter_batches(BATCH, columns=list(columns)):
+                    batch.validate(full=True)  # texts may be no UTF-8
                     yield from _of_table(pa.Table.from_batches([batch]), columns, name)
         case ".jsonl":
             yield from _jsonl(path, name, columns)

@@ -154,6 +154,8 @@ def _parquet(path: Path, name: str, wanted: Wanted) -> tuple[pa.Table, list[str]
             columns = file.schema_arrow.names
             _refuse_repeated(columns, name, wanted)
             chosen = [column for column in columns if wanted(column)]
-            return file.read(chosen).select(chosen), columns  # a name with a dot may bring a part of an object along
+            table = file.read(chosen).select(chosen)  # a name with a dot may bring a part of an object along
+            table.validate(full=True)  # texts may be no UTF-8
+            return table, columns
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{name} is no readable Parquet file ({str(error).splitlines()[0]}); write it again") from None

@@ -46,6 +46,11 @@ def jsonl(content: str | bytes) -> dict[str, Any]:
     }
 
 
+def latin(*texts: bytes) -> pa.Array:
+    """What claims to be text, as a careless writer leaves it."""
+    return pa.array(texts, pa.binary()).view(pa.string())
+
+
 def columnar(columns: dict[str, Any]) -> dict[str, Any]:
     """Training data in Parquet."""
     return {
@@ -246,6 +251,11 @@ CASES = [
         "types mixed in JSON",
         ("data/train.jsonl, line 2", "'label'", "type"),
         **jsonl('{"text": "a", "label": "pos"}\n{"text": "b", "label": 0}\n'),
+    ),
+    Case(
+        "Latin-1 in Parquet",
+        ("data/train.parquet", "no readable Parquet", "UTF8"),
+        **columnar({"text": pa.array(["a", "b"]), "label": latin(b"caf\xe9", b"neg")}),
     ),
     Case(
         "cut-short Parquet",

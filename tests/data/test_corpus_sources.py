@@ -122,6 +122,14 @@ def test_a_page_that_is_damaged_is_said_when_it_is_met(tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_texts_of_a_parquet_file_are_utf8(tmp_path: Path) -> None:
+    put(tmp_path, "a.parquet", "")
+    table = pa.table({"text": pa.array([b"caf\xe9"], pa.binary()).view(pa.string())})
+    pq.write_table(table, tmp_path / "data" / "a.parquet")
+    with pytest.raises(UserError, match=r"data/a.parquet is no readable Parquet file \(.*UTF8.*\); write it again"):
+        texts(tmp_path, files=["data/a.parquet"])
+
+
 @pytest.mark.parametrize(("source", "message"), [
     ({}, "has either `files` .* but this one has neither"),
     ({"files": ["data/a.txt"], "source": "wiki"}, "has both"),
