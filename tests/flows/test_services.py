@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from tasks import services
-from tasks.processes import end_session, session_members, with_environment
+from tasks.owner import holder
+from tasks.processes import alive, end_session, session_members, with_environment
 from tasks.stage import OWNER
 from tests.flows.checkout import Checkout
 from tests.tasks.test_stage import wait_for
@@ -48,7 +49,7 @@ class House(Checkout):
 @pytest.fixture(scope="session")
 def house(tmp_path_factory):
     found = House(tmp_path_factory.mktemp("house") / "kdflow")
-    code, said = found.run("tasks.services", "up")
+    code, said = found.run("tasks.services", "up", seconds=400)
     assert code == 0, said
     pids = [found.pid(name) for name in found.services()]
     yield found
@@ -56,6 +57,17 @@ def house(tmp_path_factory):
     assert code == 0, said
     assert not [member for pid in pids for member in session_members(pid)]
     assert not (found.folder / "prefect.toml").exists()
+
+
+@pytest.fixture
+def small(small):
+    """What a test that failed left running on it would go on beside the tests after it."""
+    yield small
+    small.behave()
+    found = holder(small.folder / ".kdflow/flow")
+    if found is not None and alive(found.process):
+        os.kill(int(found.process.partition(":")[0]), signal.SIGTERM)
+        wait_for(lambda: not alive(found.process), seconds=60)
 
 
 def test_up_can_be_repeated_and_changes_nothing(house):
@@ -101,16 +113,18 @@ def test_a_failed_stage_ends_the_deployment_failed(house, toy):
 def test_two_flows_at_once_the_second_is_told(house, small):
     small.behave(seconds=20)
     first = house.start("flows.distill", "--study", str(small.folder))
-    wait_for(small.starts, seconds=60)
-    code, said = house.run("flows.distill", "--study", str(small.folder))
-    assert code == 75
-    assert f"another flow runs study small: PID {first.pid} on" in said
-    code, _ = house.deploy(small, "--watch")
-    assert code == 1
-    state = house.post("/flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})[0]["state"]
-    assert (state["name"], f"PID {first.pid}" in state["message"]) == ("Busy", True)
-    first.send_signal(signal.SIGINT)
-    first.wait(timeout=60)
+    try:
+        wait_for(small.starts, seconds=60)
+        code, said = house.run("flows.distill", "--study", str(small.folder))
+        assert code == 75
+        assert f"another flow runs study small: PID {first.pid} on" in said
+        code, _ = house.deploy(small, "--watch")
+        assert code == 1
+        state = house.post("/flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})[0]["state"]
+        assert (state["name"], f"PID {first.pid}" in state["message"]) == ("Busy", True)
+    finally:
+        first.send_signal(signal.SIGINT)
+        first.communicate(timeout=60)
 
 
 def test_a_run_that_is_cancelled_on_its_page_takes_its_stages_with_it_and_the_next_goes_on(house, small):
@@ -158,13 +172,15 @@ def test_kill_9_of_worker_and_flow_leaves_no_run_running(house, small):
     wait_for(small.starts, seconds=60)
     flow = json.loads((small.folder / ".kdflow/flow").read_text())["process"].partition(":")[0]
     worker = house.pid("worker")
-    os.kill(worker, signal.SIGKILL)
-    os.kill(int(flow), signal.SIGKILL)
-    begin = time.monotonic()
-    wait_for(lambda: not house.unfinished("flow_runs"), seconds=3 * services.BEAT + 60)
-    assert time.monotonic() - begin > services.BEAT  # it was the automation, which must not be hasty
-    end_session(worker)
-    code, said = house.run("tasks.services", "up")
+    try:
+        os.kill(worker, signal.SIGKILL)
+        os.kill(int(flow), signal.SIGKILL)
+        begin = time.monotonic()
+        wait_for(lambda: not house.unfinished("flow_runs"), seconds=3 * services.BEAT + 60)
+        assert time.monotonic() - begin > services.BEAT  # it was the automation, which must not be hasty
+    finally:
+        end_session(worker)
+        code, said = house.run("tasks.services", "up")  # all tests share it
     assert code == 0, said
     assert house.pid("worker") != worker
     small.behave()
