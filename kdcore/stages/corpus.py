@@ -23,7 +23,7 @@ from kdcore.layout import Layout
 from kdcore.models.loading import check_length, load_config, load_tokenizer, tokenizer_fingerprint
 
 CODE = ("data/cleaning.py", "data/corpus.py", "data/corpus_building.py", "data/corpus_sources.py", "data/packing.py",
-        "data/tokens.py", "stages/corpus.py")
+        "data/separated.py", "data/tokens.py", "stages/corpus.py")
 """What decides the rows and the notes of finished shards."""
 
 
