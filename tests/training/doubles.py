@@ -70,6 +70,15 @@ def stop_at(step: int) -> Callable[[int, Tensor], Tensor]:
     return interfere
 
 
+def crash_at(objective: Objective, step: int) -> None:
+    """Make any objective crash in the forward of a step; its state stays what it is."""
+    def check(_: nn.Module, arguments: tuple[Any, ...]) -> None:
+        progress: Progress = arguments[3]
+        if progress.step == step:
+            raise Stop
+    objective.register_forward_pre_hook(check)
+
+
 def poison(*steps: int) -> Callable[[int, Tensor], Tensor]:
     """NaN for one example in these steps."""
     def interfere(now: int, part: Tensor) -> Tensor:

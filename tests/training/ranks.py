@@ -8,14 +8,17 @@ from pathlib import Path
 import torch
 
 from kdcore.data.prepared import Prepared
+from tests.training.doubles import crash_at
 from tests.training.problem import phases_of, run
 
 
-def main(prepared: Path, folder: Path, method: str, accumulation: int, hyper: str) -> None:
-    """Train without dropout and leave weights and record in `folder`, per rank; `hyper` is JSON."""
+def main(prepared: Path, folder: Path, method: str, accumulation: int, hyper: str, dropout: float = 0.0,
+         crash: int = -1) -> None:
+    """Train and leave weights and record in `folder`, per rank; `hyper` is JSON, `crash` a step."""
     data = Prepared.load(prepared)
     phases = phases_of(method, data, **json.loads(hyper))
-    result = run(data, folder, phases=phases, dropout=0.0, accumulation=accumulation, keep="last")
+    crash_at(phases[0].objective, crash)
+    result = run(data, folder, phases=phases, dropout=dropout, accumulation=accumulation, keep="last")
     rank = os.environ.get("RANK", "0")
     torch.save({"student": result.student.state_dict(), "objective": phases[0].objective.state_dict(),
                 "record": result.record}, folder / f"result-{rank}.pt")

@@ -1,4 +1,4 @@
-"""Two gloo processes train as one does at the same global batch (lessons A14-A16, A82, B33)."""
+"""Two gloo processes train as one does at the same global batch, and resume (lessons A14-A16, A80, A82, B33)."""
 
 import json
 import os
@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from kdcore.data.prepared import Prepared
+from kdcore.training import checkpoint
 from tests.corpora import tiny_corpus
 from tests.training import corpus_ranks, ranks
 from tests.training.corpus_problem import save_encoder
@@ -32,6 +33,10 @@ CASES = {
 }
 """Method, accumulation and hyperparameters by name."""
 CORPUS_CASES = {"minilm": ("minilm", 1), "distilbert": ("distilbert", 2), "mobilebert": ("mobilebert", 1)}
+RESUMED = ("rail_kd_l", "distilbert")
+"""On the dataset and on the corpus."""
+CRASH = 8
+"""In the middle of an epoch of either."""
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +49,12 @@ def two(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus, a teacher, and a student without dropout."""
+    """A corpus, a teacher, and students without and with dropout."""
     folder = tmp_path_factory.mktemp("corpus")
     tiny_corpus(folder)
     save_encoder(folder / "teacher", layers=3)
     save_encoder(folder / "student", layers=3, width=16, seed=5, dropout=0.0)
+    save_encoder(folder / "dropout", layers=3, width=16, seed=5)
     return folder
 
 
@@ -56,6 +62,18 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def two_on_a_corpus(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("two")
     _two_ranks("tests.training.corpus_ranks", corpus, folder, CORPUS_CASES)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def interrupted(prepared: Prepared, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trainings of two ranks: `straight`, and `resumed` by processes other than those that crashed."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    for starts in ({"straight": -1, "resumed": CRASH}, {"resumed": -1}):
+        _torchrun("tests.training.resumed_ranks", prepared.folder, corpus, folder, json.dumps(starts))
+        if "straight" in starts:
+            for case in RESUMED:
+                assert checkpoint.step_of(checkpoint.latest(folder / "resumed" / case)) == CRASH
     return folder
 
 
@@ -76,12 +94,35 @@ def test_two_ranks_equal_one_on_a_corpus(case: str, two_on_a_corpus: Path, corpu
     _compare(tmp_path, two_on_a_corpus / case)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("case", RESUMED)
+def test_two_ranks_resume(case: str, interrupted: Path) -> None:
+    """To the byte, each with dropout masks of its own. The first rank's record is the one that is kept; diagnostics are
+    those of a rank, so that another one's are not in the checkpoint."""
+    folders = interrupted / "straight" / case, interrupted / "resumed" / case
+    straight, resumed = (_results(folder, 2) for folder in folders)
+    for one, other in zip(straight, resumed, strict=True):
+        for part in ("student", "objective"):
+            assert one[part].keys() == other[part].keys()
+            for name, value in one[part].items():
+                assert torch.equal(value, other[part][name]), name
+        histories = [result["record"]["history"] for result in (one, other)]
+        assert [entry["parts"] for entry in histories[0]] == [entry["parts"] for entry in histories[1]]
+        assert one["record"]["selected"] == other["record"]["selected"]
+    assert straight[0]["record"] == resumed[0]["record"]
+    assert lines(folders[0]) == lines(folders[1])
+
+
 def _two_ranks(module: str, given: Path, folder: Path, cases: dict[str, tuple[Any, ...]]) -> None:
     for case in cases:
         (folder / case).mkdir()
+    _torchrun(module, given, folder, json.dumps(cases))
+
+
+def _torchrun(module: str, *arguments: Path | str) -> None:
     said = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", module,
-         str(given), str(folder), json.dumps(cases)],
+         *map(str, arguments)],
         cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=400)
     assert said.returncode == 0, said.stderr
 
