@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from kdcore import config, methods, scratch, strict
+from kdcore import config, methods, scratch, strict, tracking_store
 from kdcore.data.prepared import Prepared
 from kdcore.errors import BusyError, UserError
 from kdcore.evaluation.predict import predict
@@ -24,13 +25,16 @@ from kdcore.models.files import weights_fingerprint
 from kdcore.models.loading import load_tokenizer, tokenizer_fingerprint
 from kdcore.objective import Dims
 from kdcore.pair_config import StudentModel
-from kdcore.stages import distill, features, prepare, teacher
+from kdcore.stages import analyse, distill, evaluate, features, prepare, teacher
 from tests.data.studies import DATA, make
 from tests.import_graph import ROOT, closure, has_code
+from tests.mlflow_store import Store
 from tests.pipelines import NO_DEPENDENCY
 from tests.stages.small_study import small_study, with_teacher
 from tests.test_origin import GENERAL, RECORD
 from tests.tiny import save_tiny
+
+pytest_plugins = ("tests.mlflow_store",)
 
 Ready = tuple[config.Study, Layout]
 
@@ -137,13 +141,40 @@ def test_a_finished_seed_is_not_trained_again(fresh: Ready, monkeypatch: pytest.
     assert sorted(path.name for path in layout.student("toy", "rail_kd_l").iterdir()) == ["seed-1", "seed-2"]
 
 
-def test_inputs_are_left_as_they_are(fresh: Ready) -> None:
-    """Nothing is written beside the data: DVC would call the folder modified (C49)."""
-    study, layout = fresh
-    inputs = (layout.prepared("toy"), layout.teacher("toy"), layout.features("toy"))
-    before = [hash_folder(folder) for folder in inputs]
-    distill.run(study, layout, "toy", "rail_kd_l")
-    assert [hash_folder(folder) for folder in inputs] == before
+def test_every_stage_writes_its_own_out_alone(tmp_path: Path) -> None:
+    """Nothing is written beside or into what a stage reads: DVC would call the folder modified (C49)."""
+    study, layout = small_study(tmp_path, seeds=(1,), analysis={})
+    outs = layout.teacher("toy"), layout.features("toy"), layout.student("toy", "rail_kd_l")
+    evaluations = layout.evaluation("toy", "rail_kd_l"), layout.evaluation("toy", "teacher")
+    stages: list[tuple[Callable[..., None], tuple[str, ...], Path]] = [
+        (teacher.run, ("toy",), outs[0]), (features.run, ("toy",), outs[1]),
+        (distill.run, ("toy", "rail_kd_l"), outs[2]), (evaluate.run, ("toy", "rail_kd_l"), evaluations[0]),
+        (evaluate.run, ("toy", "teacher"), evaluations[1]), (analyse.run, ("toy",), layout.analysis("toy"))]
+    for stage, arguments, out in stages:
+        before = _files(tmp_path)
+        stage(study, layout, *arguments)
+        after = _files(tmp_path)
+        assert after.items() >= before.items(), out
+        new = after.keys() - before.keys()
+        assert {path for path in new if not path.is_relative_to(layout.measured)} == _files(out).keys() != set()
+
+
+def _files(folder: Path) -> dict[Path, bytes]:
+    """All files but scratch and logs."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and ".kdflow" not in path.parts}
+
+
+def test_mlflow_has_a_run_per_seed_with_our_settings_alone(ready: Ready, store: Store,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers would log there as well, settings that nobody chose among them (C44)."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking_store.uri())
+    study, layout = ready
+    shutil.copytree(layout.study / "artifacts", store.study / "artifacts")
+    study = study.model_copy(update={"study": study.study.model_copy(update={"seeds": (1,)})})
+    distill.run(study, store.layout, "toy", "finetune")
+    (run,) = store.runs()
+    assert run.info.run_name == "distill toy finetune seed 1"
+    assert {name.partition(".")[0] for name in run.data.params} == {"training", "precision", "method", "student"}
 
 
 def _changed(study: config.Study, **training: object) -> config.Study:
@@ -166,6 +197,30 @@ def test_identity_holds_everything_that_counts(ready: Ready) -> None:
                            "toy", "rail_kd_l").identity(1)]
     assert same not in others
     assert len({json.dumps(other, sort_keys=True) for other in others}) == len(others)
+
+
+KEYS = """
+import json, sys
+from pathlib import Path
+from kdcore import config, scratch, strict
+from kdcore.layout import Layout
+from kdcore.stages import distill
+study = strict.parse(config.Study, json.loads(sys.argv[1]), "params.yaml")
+works = {name: distill.Work(study, Layout(Path(sys.argv[2])), "toy", name) for name in study.methods}
+print(json.dumps({name: scratch.key("seed-1", work.identity(1)) for name, work in works.items()}))
+"""
+
+
+@pytest.mark.slow
+def test_the_identity_is_the_same_in_every_process(ready: Ready) -> None:
+    """Whatever order its sets have: another process would not find the work (A88)."""
+    study, layout = ready
+    found = [json.loads(subprocess.run(
+        [sys.executable, "-c", KEYS, study.model_dump_json(), str(layout.study)], cwd=ROOT, capture_output=True,
+        env=os.environ | {"PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"}, check=True, text=True).stdout)
+        for seed in "12"]
+    assert found[0] == found[1]
+    assert len(set(found[0].values())) == len(methods.names())
 
 
 def test_identity_follows_teacher_and_data(tmp_path: Path) -> None:
