@@ -182,7 +182,7 @@ def doubts(results: DatasetResults) -> list[str]:
         for run, content in system.runs.items():
             for warning in content["training"].get("warnings", ()):
                 warned.setdefault(warning, []).append(run)
-        said += [f"{name} ({', '.join(runs)}): {plain(warning)}" for warning, runs in warned.items()]
+        said += [f"{name} ({', '.join(runs)}): {warning}" for warning, runs in warned.items()]
     return said + [plain(str(warning)) for warning in info.warnings]
 
 
